@@ -1,0 +1,45 @@
+"""`scalerl train --dry-run`: the resolved configuration with the source of each value, and what the run would cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scalerl.cli.compose import Composed
+    from scalerl.rl.config import RunConfig
+
+
+def print_dry_run(composed: Composed) -> None:
+    """Print every key as `key = value  # source`, then the cost estimate."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    for key, value in _flat(composed.config.model_dump(mode="json")).items():
+        console.print(f"{key} = {value!r}  [dim]# {composed.sources.get(key, 'config.yaml')}[/dim]")
+    console.print()
+    for line in estimate(composed.config):
+        console.print(line)
+
+
+def estimate(config: RunConfig) -> list[str]:
+    """Upper bounds in words, from the configuration alone: nothing is loaded."""
+    recipe, n_eval = config.recipe, config.steps // config.eval.every + 1 + bool(config.steps % config.eval.every)
+    samples = config.steps * recipe.prompts_per_batch * recipe.group_size
+    evaluated = n_eval * (1 + len(config.eval.extra)) * config.eval.n_prompts * config.eval.n_samples
+    return [
+        f"training: {config.steps} batches of {recipe.prompts_per_batch} x {recipe.group_size} completions = "
+        f"{samples:,} completions, at most {samples * recipe.generation_budget:,} generated tokens",
+        f"evaluation: {n_eval} x {config.eval.n_prompts} x {config.eval.n_samples} = {evaluated:,} completions, "
+        f"at most {evaluated * recipe.generation_budget:,} generated tokens",
+        "flops a token of N active parameters: 2N to generate it, 6N to train on it, and attention beside",
+    ]
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,1 @@
+"""Hydra YAML: the only place where defaults live."""

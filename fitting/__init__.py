@@ -1,0 +1,1 @@
+"""Curve fits of runs: readers, models, fits, intervals, comparisons, figures."""

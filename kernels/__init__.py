@@ -1,0 +1,1 @@
+"""Fused numerics, each with a plain-torch reference."""

@@ -1,0 +1,1 @@
+"""Training: tasks, data, engines, schedule, losses, trainer, evaluation, run log."""

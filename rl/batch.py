@@ -1,0 +1,134 @@
+"""From scored groups to the rows that are trained: everything that is a property of the whole batch is settled here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from scalerl.rl.advantages import advantages, has_variance
+from scalerl.rl.aggregation import token_weights
+from scalerl.rl.recipe import Recipe
+from scalerl.rl.rewards import rewards
+from scalerl.rl.tokens import Tokens
+from scalerl.rl.types import Completion, ScoredGroup
+
+
+@dataclass(frozen=True)
+class Row:
+    """One completion that is trained. order: its place in the batch, which no split changes. mask: bool [T]. weight: of
+    each of its unmasked tokens, global counts included."""
+
+    order: int
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    mask: np.ndarray
+    advantage: float
+    weight: float
+    kl_beta: float
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """rows: completions with an unmasked token, of prompts that survive the filter. stats: of the whole batch."""
+
+    rows: list[Row]
+    stats: dict[str, Any]
+
+    @property
+    def empty(self) -> bool:
+        return not self.rows
+
+
+def assemble(groups: Sequence[ScoredGroup], recipe: Recipe) -> TrainBatch:
+    """Rewards, zero-variance filter, advantages and aggregation weights of one batch."""
+    completions = [c for g in groups for c in g.completions]
+    prompt = np.repeat(np.arange(len(groups)), [len(g.completions) for g in groups])
+    correct = np.concatenate([g.correct for g in groups])
+    error = np.concatenate([g.verifier_error for g in groups])
+    lengths = np.array([len(c.tokens) for c in completions])
+    masks = [_mask(c, bool(e), recipe) for c, e in zip(completions, error, strict=True)]
+    n_tokens = np.array([int(m.sum()) for m in masks])
+
+    reward = rewards(correct, lengths, recipe)
+    unmasked = n_tokens > 0
+    varied = has_variance(reward, prompt, unmasked)
+    survives = unmasked & (varied[prompt] | (recipe.zero_variance == "keep"))
+    advantage = advantages(reward, prompt, survives, recipe.advantage_norm)
+    weight = token_weights(np.where(survives, n_tokens, 0), prompt, recipe.loss_aggregation)
+    rows = [
+        Row(
+            order=int(i),
+            prompt_ids=groups[prompt[i]].prompt_ids,
+            completion=completions[i],
+            mask=masks[i],
+            advantage=float(advantage[i]),
+            weight=float(weight[i]),
+            kl_beta=recipe.kl_params.beta_by_task.get(groups[prompt[i]].prompt.task, recipe.kl_params.beta),
+        )
+        for i in np.flatnonzero(survives)
+    ]
+    stats = _statistics(completions, prompt, correct, error, reward, unmasked, varied)
+    stats |= {
+        "effective_prompts": len(np.unique(prompt[survives])),
+        "trained_completions": len(rows),
+        "trained_completion_tokens": int(n_tokens[survives].sum()),
+    }
+    return TrainBatch(rows=rows, stats=stats)
+
+
+def tokens_of(rows: Sequence[Row], *, trainer_ratio: bool, device: torch.device, dtype: torch.dtype) -> Tokens:
+    """The rows' completion tokens, flat and in order; no rows give T = 0."""
+
+    def flat(parts: list[np.ndarray], of: torch.dtype) -> torch.Tensor:
+        joined = np.concatenate(parts) if parts else np.zeros(0)
+        return torch.as_tensor(joined, dtype=of, device=device)
+
+    lengths = [len(row.completion.tokens) for row in rows]
+    completion = [np.full(n, i) for i, n in enumerate(lengths)]
+    return Tokens(
+        logp_gen=flat([row.completion.logprobs for row in rows], dtype),
+        advantage=flat([np.full(n, row.advantage) for row, n in zip(rows, lengths, strict=True)], dtype),
+        mask=flat([row.mask for row in rows], torch.bool),
+        weight=flat([row.weight * row.mask for row in rows], dtype),
+        completion=flat(completion, torch.int64),
+        n_completions=len(rows),
+        versions=flat([row.completion.versions for row in rows], torch.int64),
+        kl_beta=flat([np.full(n, row.kl_beta) for row, n in zip(rows, lengths, strict=True)], dtype),
+        trainer_ratio=trainer_ratio,
+    )
+
+
+def _mask(completion: Completion, verifier_error: bool, recipe: Recipe) -> np.ndarray:
+    """True on tokens that the policy sampled; nowhere on a masked completion."""
+    if verifier_error or (completion.truncated and recipe.truncation == "mask"):
+        return np.zeros(len(completion.tokens), dtype=bool)
+    return ~completion.injected
+
+
+def _statistics(
+    completions: Sequence[Completion],
+    prompt: np.ndarray,
+    correct: np.ndarray,
+    error: np.ndarray,
+    reward: np.ndarray,
+    unmasked: np.ndarray,
+    varied: np.ndarray,
+) -> dict[str, Any]:
+    judged = ~error
+    solved = np.bincount(prompt, weights=correct) == np.bincount(prompt)
+    entropy = [c.entropy[~c.injected] for c in completions if c.entropy is not None]
+    return {
+        "pass_rate": float(correct[judged].mean()) if judged.any() else None,
+        "reward_mean": float(reward[unmasked].mean()) if unmasked.any() else None,
+        "zero_variance_share": float(np.mean(~varied)),
+        "all_correct_share": float(np.mean(solved)),
+        "truncation_rate": float(np.mean([c.truncated for c in completions])),
+        "interruption_rate": float(np.mean([c.interrupted for c in completions])),
+        "mean_length": float(np.mean([len(c.tokens) for c in completions])),
+        "verifier_errors": int(error.sum()),
+        "entropy": float(np.concatenate(entropy).mean(dtype=np.float64)) if entropy else None,
+    }

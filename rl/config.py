@@ -1,0 +1,169 @@
+"""The typed configuration of a run. Hydra composes it from `conf/`; it is validated here, once, and then frozen."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from scalerl.rl.recipe import Count, NonNegative, Off, Positive, Recipe, Share, Strict
+
+DType = Literal["float32", "bfloat16"]
+
+
+class Architecture(Strict):
+    """A Llama-style decoder with tied embeddings; the vocabulary is the task tokenizer's."""
+
+    hidden_size: Count
+    layers: Count
+    heads: Count
+    kv_heads: Count
+    intermediate_size: Count
+    max_positions: Count
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Architecture:
+        if self.hidden_size % self.heads or self.heads % self.kv_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} must be a multiple of heads={self.heads}, and that of "
+                f"kv_heads={self.kv_heads}"
+            )
+        return self
+
+
+class WarmStart(Strict):
+    """Supervised phase on the task's demonstrations that gives the initial policy; cached by content."""
+
+    steps: Annotated[int, Field(ge=0)]
+    batch_size: Count
+    lr: Positive
+    seed: int
+
+
+class BuiltinModel(Strict):
+    """A small transformer made here and warm-started on the task's own demonstrations."""
+
+    kind: Literal["builtin"]
+    architecture: Architecture
+    warm_start: WarmStart
+    cache_dir: str
+    dtype: DType
+    head_dtype: DType
+
+
+class HFModel(Strict):
+    """Any Hugging Face causal LM folder."""
+
+    kind: Literal["hf"]
+    path: str
+    dtype: DType
+    head_dtype: DType
+
+
+Model = Annotated[BuiltinModel | HFModel, Field(discriminator="kind")]
+
+
+class Demonstrations(Strict):
+    """Faults of the warm start's teacher: a share of demonstrations never propagates the carry, and each column sum
+    is off by one with probability `slip`."""
+
+    no_carry: Annotated[float, Field(ge=0, le=1)]
+    slip: Annotated[float, Field(ge=0, le=1)]
+
+
+class AdditionTask(Strict):
+    """a + b worked column by column inside <think>, answered after it."""
+
+    kind: Literal["addition"]
+    min_digits: Count
+    max_digits: Count
+    n_train: Count
+    seed: int
+    demonstrations: Demonstrations
+
+    @model_validator(mode="after")
+    def _digits(self) -> AdditionTask:
+        if self.min_digits > self.max_digits:
+            raise ValueError(f"min_digits={self.min_digits} is above max_digits={self.max_digits}")
+        return self
+
+
+class CountdownTask(Strict):
+    """Reach a target from a few numbers with + - *, each used once."""
+
+    kind: Literal["countdown"]
+    numbers: Annotated[int, Field(ge=2, le=4)]
+    max_number: Count
+    tries: Count  # expressions that a demonstration tries
+    n_train: Count
+    seed: int
+
+
+Task = Annotated[AdditionTask | CountdownTask, Field(discriminator="kind")]
+
+
+class TorchEngineConfig(Strict):
+    """The embedded engine. `process`: `beside` generates in a process of its own while the trainer works, `inline` in
+    the trainer's; both give the same run to the bit."""
+
+    kind: Literal["torch"]
+    slots: Count
+    ticks_per_step: Count
+    process: Literal["beside", "inline"]
+    threads: Count
+    device: str
+    logits_precision: Literal["fp32", "model"]
+
+
+class Trainer(Strict):
+    lr: Positive
+    warmup_steps: Annotated[int, Field(ge=0)]
+    betas: tuple[Share, Share]
+    eps: Positive
+    weight_decay: NonNegative
+    clip_norm: Positive
+    micro_batch_tokens: Count  # padded tokens put through the model at once
+    logprob_chunk: Count  # tokens whose logits are in memory at once
+    threads: Count
+    device: str
+    save_every: Annotated[int, Field(ge=0)]  # 0: only at the end
+    max_bad_steps: Count
+
+
+class Eval(Strict):
+    every: Count
+    n_prompts: Count
+    n_samples: Count
+    seed: int
+    extra: tuple[str, ...]
+
+
+class Log(Strict):
+    wandb: Annotated[Literal["off", "online", "offline"], Off]
+    project: str
+    name: str | None
+    group: str | None
+
+
+class RunConfig(Strict):
+    """Everything that a run depends on; `config.json` is its dump."""
+
+    seed: int
+    steps: Count
+    run_dir: Annotated[str, BeforeValidator(str)]
+    recipe: Recipe
+    model: Model
+    task: Task
+    engine: TorchEngineConfig
+    trainer: Trainer
+    eval: Eval
+    log: Log
+
+    @model_validator(mode="after")
+    def _one_head_precision(self) -> RunConfig:
+        if self.engine.logits_precision != self.recipe.logits_precision:
+            raise ValueError(
+                f"engine.logits_precision={self.engine.logits_precision} but recipe.logits_precision="
+                f"{self.recipe.logits_precision}: with fp32 on one side only the two disagree; set both alike"
+            )
+        return self

@@ -1,0 +1,251 @@
+"""The generation side of a run on the `torch` engine: in the trainer's process, or beside it in one of its own.
+
+Both do the same work in the same order on the engine's logical clock, so both give the same run to the bit: a command
+is begun, the trainer works, and the command's result is taken at the next switch of weights.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+from scalerl.rl.config import RunConfig
+from scalerl.rl.engines.decoder import load_decoder
+from scalerl.rl.engines.torch_engine import TorchEngine, Work
+from scalerl.rl.errors import UserError
+from scalerl.rl.types import CompletedGroup, Request, Sampling
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def head_dtype(config: RunConfig) -> torch.dtype:
+    """Precision of the language-model head on both sides."""
+    return torch.float32 if config.recipe.logits_precision == "fp32" else torch_dtype(config.model.head_dtype)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command brought: groups that became complete, all work so far (training and evaluation apart), and the
+    seconds that the command kept the generator busy."""
+
+    groups: list[CompletedGroup]
+    work: Work
+    eval_work: Work
+    busy: float
+    state: Any = None
+
+
+class GeneratorCore:
+    """Owns the decoder, the rollout engine and the evaluation engine, and executes the commands."""
+
+    def __init__(self, config: RunConfig, model_path: Path, sampling: Sampling) -> None:
+        decoder = load_decoder(
+            model_path,
+            dtype=torch_dtype(config.model.dtype),
+            head_dtype=head_dtype(config),
+            device=config.engine.device,
+        )
+        self._decoder = decoder
+        self._slots = config.engine.slots
+        self._sampling = sampling
+        self._engine = TorchEngine(decoder, slots=self._slots, sampling=sampling)
+        self._evaluator: TorchEngine | None = None
+        self._eval_work = Work()
+
+    def execute(self, command: str, *args: Any) -> Outcome:
+        start = time.perf_counter()
+        groups, state = [], None
+        if command in ("save", "load"):
+            state = getattr(self, command)(*args)
+        else:
+            groups = getattr(self, command)(*args) or []
+        return Outcome(groups, replace(self._engine.work), self._eval_work, time.perf_counter() - start, state)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._engine.submit(requests)
+
+    def window(self, ticks: int) -> list[CompletedGroup]:
+        """Let `ticks` ticks pass, fewer when nothing is left to decode."""
+        done: list[CompletedGroup] = []
+        for _ in range(ticks):
+            if self._engine.idle:
+                break
+            done += self._engine.tick()
+        return done
+
+    def run_until(self, groups: Sequence[int]) -> list[CompletedGroup]:
+        """Let ticks pass until `groups` are complete."""
+        missing, done = set(groups), []
+        while missing:
+            completed = self._engine.tick()
+            done += completed
+            missing -= {c.group for c in completed}
+        return done
+
+    def update_weights(self, state: Mapping[str, torch.Tensor], version: int) -> None:
+        self._engine.update_weights(state, version)
+
+    def evaluate(self, requests: Sequence[Request], version: int) -> list[CompletedGroup]:
+        """All requests from start to end under the current weights, apart from the rollouts in flight."""
+        if self._evaluator is None:
+            self._evaluator = TorchEngine(self._decoder, slots=self._slots, sampling=self._sampling)
+        self._evaluator.version = version
+        self._evaluator.submit(requests)
+        done: list[CompletedGroup] = []
+        while not self._evaluator.idle:
+            done += self._evaluator.tick()
+        self._eval_work = replace(self._evaluator.work)
+        return done
+
+    def save(self) -> dict[str, Any]:
+        return self._engine.state_dict()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._engine.load_state_dict(state)
+
+
+class Generator(ABC):
+    """Commands of `GeneratorCore`, begun and finished; one at a time."""
+
+    devices: int  # that it adds to the trainer's
+
+    @abstractmethod
+    def begin(self, command: str, *args: Any) -> None: ...
+
+    @abstractmethod
+    def finish(self) -> Outcome: ...
+
+    @abstractmethod
+    def update_weights(self, state: Mapping[str, torch.Tensor], version: int) -> None:
+        """Give the rollout engine new weights; unfinished completions go on from their stale KV cache."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def call(self, command: str, *args: Any) -> Outcome:
+        self.begin(command, *args)
+        return self.finish()
+
+
+class InlineGenerator(Generator):
+    """In the trainer's process: a command runs when its result is asked for. The decoder has weights of its own, which
+    change only at `update_weights`."""
+
+    devices = 0
+
+    def __init__(self, config: RunConfig, model_path: Path, sampling: Sampling) -> None:
+        self._core = GeneratorCore(config, model_path, sampling)
+        self._pending: tuple[str, tuple[Any, ...]] | None = None
+
+    def begin(self, command: str, *args: Any) -> None:
+        self._pending = (command, args)
+
+    def finish(self) -> Outcome:
+        assert self._pending is not None, "finish without begin"
+        (command, args), self._pending = self._pending, None
+        return self._core.execute(command, *args)
+
+    def update_weights(self, state: Mapping[str, torch.Tensor], version: int) -> None:
+        self._core.update_weights(state, version)
+
+    def close(self) -> None:
+        pass
+
+
+class BesideGenerator(Generator):
+    """In a process of its own. Weights go through shared memory, which the child reads only while the parent waits."""
+
+    devices = 1
+
+    def __init__(self, config: RunConfig, model_path: Path, sampling: Sampling) -> None:
+        # Forking is four times as fast as spawning, but a process that has used CUDA must not fork.
+        cuda = "cuda" in (config.engine.device + config.trainer.device)
+        context: Any = mp.get_context("spawn" if cuda else "fork")
+        self._connection, theirs = context.Pipe()
+        self._shared: dict[str, torch.Tensor] | None = None
+        self._process = context.Process(
+            target=_serve, args=(theirs, self._connection, config, model_path, sampling), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self._receive()  # ready, or the error that kept it from starting
+
+    def begin(self, command: str, *args: Any) -> None:
+        self._connection.send((command, args))
+
+    def finish(self) -> Outcome:
+        return self._receive()
+
+    def update_weights(self, state: Mapping[str, torch.Tensor], version: int) -> None:
+        if self._shared is None:
+            self._shared = {name: torch.empty_like(t, device="cpu").share_memory_() for name, t in state.items()}
+            self._connection.send(("share", (self._shared,)))
+            self._receive()
+        for name, tensor in state.items():
+            self._shared[name].copy_(tensor)
+        self._connection.send(("update_shared", (version,)))
+        self._receive()
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.join(timeout=10)
+        if self._process.is_alive():
+            self._process.kill()
+
+    def _receive(self) -> Any:
+        try:
+            kind, value = self._connection.recv()
+        except EOFError:
+            self._process.join(timeout=10)
+            raise RuntimeError(f"the generator process died with exit code {self._process.exitcode}") from None
+        if kind == "error":
+            raise value
+        return value
+
+
+def _serve(connection: Any, parents_end: Any, config: RunConfig, model_path: Path, sampling: Sampling) -> None:
+    parents_end.close()  # else the pipe would not end when the parent is killed
+    torch.set_num_threads(config.engine.threads)
+    try:
+        handle = _handler(GeneratorCore(config, model_path, sampling))
+        connection.send(("ok", None))
+        while True:
+            command, args = connection.recv()
+            connection.send(("ok", handle(command, args)))
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        return  # the parent has gone
+    except UserError as error:
+        connection.send(("error", error))
+    except Exception as error:
+        import traceback
+
+        connection.send(("error", RuntimeError(f"in the generator process: {error}\n{traceback.format_exc()}")))
+
+
+def _handler(core: GeneratorCore) -> Callable[[str, tuple[Any, ...]], Any]:
+    shared: dict[str, torch.Tensor] = {}
+
+    def handle(command: str, args: tuple[Any, ...]) -> Any:
+        if command == "share":
+            shared.update(args[0])
+            return None
+        if command == "update_shared":
+            core.update_weights(shared, args[0])
+            return None
+        return core.execute(command, *args)
+
+    return handle
+
+
+def build_generator(config: RunConfig, model_path: Path, sampling: Sampling) -> Generator:
+    kind = {"beside": BesideGenerator, "inline": InlineGenerator}[config.engine.process]
+    return kind(config, model_path, sampling)

@@ -1,0 +1,334 @@
+"""A run from start to end: dispatch, generate, score, train, evaluate, log."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scalerl.rl.checkpoint import load_last_checkpoint, save_checkpoint
+from scalerl.rl.config import BuiltinModel, RunConfig
+from scalerl.rl.engines.generator import Generator, Outcome, build_generator
+from scalerl.rl.engines.torch_engine import Work
+from scalerl.rl.errors import RunEnded, UserError
+from scalerl.rl.evaluation import Evaluator
+from scalerl.rl.ledger import Ledger
+from scalerl.rl.models.load import check_model_dir
+from scalerl.rl.models.tokenizer import load_tokenizer
+from scalerl.rl.models.warm_start import prepare_builtin
+from scalerl.rl.progress import Progress
+from scalerl.rl.requests import Requests, build_sampling
+from scalerl.rl.runlog import RunLog, create_run_dir, last_device_hours, read_config
+from scalerl.rl.sampler import PromptSampler
+from scalerl.rl.schedule import build_schedule
+from scalerl.rl.scoring import score
+from scalerl.rl.tasks import DemonstratedTask, build_task
+from scalerl.rl.trainer import NonFinite, Prepared, Trainer
+from scalerl.rl.types import CompletedGroup, Prompt, ScoredGroup
+
+TRUNCATION_ALARM = 0.05  # ScaleRL A.15: 10-15 % truncated completions destabilise training
+
+
+def start_run(config: RunConfig, sources: Mapping[str, str]) -> Path:
+    """Train from step 0 into a new run folder; returns the folder.
+
+    Raises UserError on bad input, with no folder left behind, and RunEnded where the run can't go on."""
+    path = create_run_dir(config, sources)
+    try:
+        run = Run(config, path)
+    except UserError:
+        shutil.rmtree(path)
+        raise
+    run.train()
+    return path
+
+
+def resume_run(path: Path) -> None:
+    """Go on with the run in `path` from its last checkpoint, or from its start where it has none.
+
+    What was logged after the checkpoint is written anew; its device hours are booked as wasted. Raises UserError where
+    `path` is no run."""
+    config = read_config(path)
+    state = load_last_checkpoint(path)
+    if state is not None and state["schedule"]["trained"] >= state["schedule"]["end"]:
+        print(f"run {path} is complete at step {state['ledger']['step']}: nothing is left to resume")
+        return
+    run = Run(config, path)
+    if state is not None:
+        run.load_state_dict(state)
+    run.ledger.wasted_device_hours += max(0.0, last_device_hours(path) - run.ledger.device_hours)
+    run.log.cut_after(run.ledger.step if state is not None else -1)
+    run.train()
+
+
+class Run:
+    """The parts of one run and its main loop."""
+
+    def __init__(self, config: RunConfig, path: Path) -> None:
+        torch.set_num_threads(config.trainer.threads)
+        self.config, self.path = config, path
+        self.task = build_task(config.task)
+        model_path = model_folder(config, self.task)
+        self.tokenizer = load_tokenizer(model_path)
+        self.requests = Requests(config, self.tokenizer)
+        self.evaluator = Evaluator(config, self.task, self.tokenizer, self.requests)
+        recipe = config.recipe
+        self.schedule = build_schedule(recipe, config.steps)
+        self.sampler = PromptSampler(
+            self.task.train_prompts(),
+            seed=config.seed,
+            resample_positive=recipe.resample_positive,
+            threshold=recipe.positive_threshold,
+            lag=(recipe.k + 1) * recipe.prompts_per_batch,
+        )
+        # The generator starts before anything that runs threads: it may fork.
+        self.generator: Generator = build_generator(config, model_path, build_sampling(config, self.tokenizer))
+        self.trainer = Trainer(config, model_path)
+        self.ledger = Ledger(devices=1 + self.generator.devices)
+        self.open: dict[int, tuple[int, Prompt]] = {}  # dispatched and untrained: group -> (epoch, prompt)
+        self.completed: dict[int, CompletedGroup] = {}  # of these, what the generator has finished
+        self.generator_version = 0
+        self.log = RunLog(path, config)
+        self._ended: RunEnded | None = None
+        self._window_open = False
+        self._bad_steps = 0
+        self._saved_at = 0
+        self._work = Work()
+        self._clock = _Clock()
+
+    def train(self) -> None:
+        """Go on from the ledger's step to the last one, or to where the prompts run out (RunEnded, log complete)."""
+        with Progress(self.config.steps, self.ledger.step) as self._progress:
+            try:
+                if self.ledger.step == 0:
+                    self._evaluate()
+                while not self.schedule.done:
+                    self._clock.restart()
+                    self._dispatch()
+                    if not self.schedule.done:
+                        self._train_round()
+                if self.ledger.step % self.config.eval.every:
+                    self._evaluate()
+                self._save()
+            finally:
+                self.generator.close()
+                self.log.close()
+        if self._ended is not None:
+            raise self._ended
+
+    def _dispatch(self) -> None:
+        """Hand out as many groups as the schedule allows. Where the prompts run out, the run ends with the last whole
+        batch that was dispatched."""
+        requests = []
+        try:
+            for _ in range(self.schedule.may_dispatch()):
+                group, epoch, prompt = self.sampler.next()
+                self.open[group] = (epoch, prompt)
+                requests.append(self.requests.training(group, prompt))
+        except RunEnded as ended:
+            self._ended = ended
+        self.schedule.dispatch(len(requests))
+        if self._ended is not None:
+            self.schedule.end = (
+                self.schedule.dispatched // self.schedule.prompts_per_batch * self.schedule.prompts_per_batch
+            )
+        self.generator.call("submit", requests)
+
+    def _train_round(self) -> None:
+        """The batches between two moves of the generator's weights, each passed over `updates_per_batch` times."""
+        recipe = self.config.recipe
+        batches = self.schedule.next_round()
+        missing = [group for batch in batches for group in batch if group not in self.completed]
+        if missing:
+            self._collect(self.generator.call("run_until", missing))
+        scored = [[self._score(group) for group in batch] for batch in batches]
+        if recipe.off_policy == "pipeline":
+            self.generator.begin("window", self.config.engine.ticks_per_step)
+            self._window_open = True
+        prepared: list[Prepared] = []
+        metrics: list[dict[str, Any]] = [{} for _ in batches]
+        for number in range(recipe.updates_per_batch):
+            for i, groups in enumerate(scored):
+                with self._clock.trainer():
+                    if number == 0:
+                        # With one pass the batches before this one have moved the version already.
+                        ahead = sum(not p.batch.empty for p in prepared) if recipe.updates_per_batch > 1 else 0
+                        prepared.append(self.trainer.prepare(groups, self.ledger.version + ahead))
+                    metrics[i] |= self._update(prepared[i])
+                if number == recipe.updates_per_batch - 1:
+                    self._finish_batch(groups, prepared[i], metrics[i])
+        self._sync()
+        self._save_if_due()
+
+    def _update(self, prepared: Prepared) -> dict[str, Any]:
+        """One optimiser step, or none where nothing survived or the gradient is not finite."""
+        if prepared.batch.empty:
+            return {"skipped": "nothing survives the zero-variance filter"}
+        self.ledger.train_tokens += self.trainer.train_tokens(prepared)
+        try:
+            metrics = self.trainer.update(prepared, self.ledger.step)
+        except NonFinite as error:
+            self._bad_steps += 1
+            self._progress.warn(f"step {self.ledger.step + 1} skipped: {error}")
+            if self._bad_steps >= self.config.trainer.max_bad_steps:
+                raise RunEnded(
+                    f"{self._bad_steps} steps in a row were not finite (last: {error}); lower trainer.lr "
+                    f"({self.config.trainer.lr}) or trainer.clip_norm ({self.config.trainer.clip_norm})"
+                ) from None
+            return {"skipped": str(error)}
+        self._bad_steps = 0
+        self.ledger.optimizer_steps += 1
+        return {**metrics, "stepped": True}
+
+    def _finish_batch(self, groups: Sequence[ScoredGroup], prepared: Prepared, metrics: dict[str, Any]) -> None:
+        """Count a trained batch, log it, evaluate when due."""
+        if self._window_open:
+            self._collect(self.generator.finish())
+            self._window_open = False
+        self.schedule.finish_batch()
+        for group in groups:
+            judged = ~group.verifier_error
+            self.sampler.record(group.group, group.prompt.id, int(group.correct.sum()), int(judged.sum()))
+            del self.open[group.group], self.completed[group.group]
+        ledger, generated = self.ledger, self.ledger.generated_tokens
+        ledger.step += 1
+        self.trainer.finish_batch(ledger.step)
+        if metrics.pop("stepped", False):
+            ledger.version += 1
+        else:
+            ledger.skipped_steps += 1
+        ledger.samples += sum(len(group.completions) for group in groups)
+        ledger.generated_tokens = self._work.decode_tokens
+        ledger.flops = self.trainer.flops + self._flops(self._work)
+        wall = self._clock.lap(ledger)
+        row = {
+            **ledger.axes(),
+            "skipped_steps": ledger.skipped_steps,
+            "epoch": groups[0].epoch,
+            "retired_prompts": self.sampler.n_retired,
+            **prepared.batch.stats,
+            **metrics,
+            "tokens_per_second": (ledger.generated_tokens - generated) / wall,
+            "seconds": wall,
+        }
+        self.log.training_step(row)
+        self._progress.step(row)
+        if row["truncation_rate"] > TRUNCATION_ALARM:
+            self._progress.warn(
+                f"step {ledger.step}: {row['truncation_rate']:.1%} of completions truncated (alarm at 5 %)"
+            )
+        if ledger.step % self.config.eval.every == 0:
+            self._evaluate()
+            self._clock.restart()
+
+    def _evaluate(self) -> None:
+        """Evaluate the current weights on every set, apart from the training clock."""
+        self._sync()
+        for number in range(len(self.evaluator.sets)):
+            start, step = time.perf_counter(), self.ledger.step
+            before = self.generator.call("submit", []).eval_work
+            outcome = self.generator.call("evaluate", self.evaluator.requests(number, step), self.ledger.version)
+            row, prompts = self.evaluator.rows(number, step, outcome.groups)
+            flops = self._flops(outcome.eval_work) - self._flops(before)
+            self.ledger.add_evaluation(time.perf_counter() - start, flops)
+            row = {"set": row.pop("set"), **self.ledger.axes(), **row}
+            self.log.evaluation(row, prompts)
+            self._progress.evaluation(row)
+
+    def _sync(self) -> None:
+        """Give the generator the current weights, unless it has them."""
+        if self.generator_version != self.ledger.version:
+            self.generator.update_weights(self.trainer.weights(), self.ledger.version)
+            self.generator_version = self.ledger.version
+
+    def _collect(self, outcome: Outcome) -> None:
+        self.completed |= {group.group: group for group in outcome.groups}
+        self._work = outcome.work
+        self._clock.generator_busy += outcome.busy
+
+    def _score(self, group: int) -> ScoredGroup:
+        epoch, prompt = self.open[group]
+        return score(
+            self.completed[group],
+            prompt=prompt,
+            prompt_ids=self.requests.encode(prompt),
+            epoch=epoch,
+            task=self.task,
+            tokenizer=self.tokenizer,
+        )
+
+    def _flops(self, work: Work) -> float:
+        model = self.trainer.flop_model
+        return model.forward(work.decode_tokens + work.prefill_tokens, work.decode_context + work.prefill_context)
+
+    def _save_if_due(self) -> None:
+        every = self.config.trainer.save_every
+        if every and not self.schedule.done and self.ledger.step // every > self._saved_at // every:
+            self._save()
+
+    def _save(self) -> None:
+        start = time.perf_counter()
+        save_checkpoint(self.path, self.ledger.step, self.state_dict())
+        self._saved_at = self.ledger.step
+        self.ledger.add_checkpoint(time.perf_counter() - start)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rest of the run depends on, completions in flight with their stale KV cache among it."""
+        return {
+            "ledger": self.ledger.state_dict(),
+            "trainer": self.trainer.state_dict(),
+            "sampler": self.sampler.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "open": self.open,
+            "completed": self.completed,
+            "generator": self.generator.call("save").state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in ("ledger", "trainer", "sampler", "schedule"):
+            getattr(self, name).load_state_dict(state[name])
+        self.open, self.completed = state["open"], state["completed"]
+        self.generator.update_weights(self.trainer.weights(), self.ledger.version)
+        self.generator_version = self.ledger.version
+        self._saved_at = self.ledger.step
+        self._work = self.generator.call("load", state["generator"]).work
+
+
+class _Clock:
+    """Wall time of training between evaluations, and each side's share of work in it."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self._start = time.perf_counter()
+        self.generator_busy = 0.0
+        self._trainer_busy = 0.0
+
+    @contextmanager
+    def trainer(self) -> Iterator[None]:
+        """The trainer works inside."""
+        start = time.perf_counter()
+        yield
+        self._trainer_busy += time.perf_counter() - start
+
+    def lap(self, ledger: Ledger) -> float:
+        """Book the seconds since the last restart or lap, and return them."""
+        wall = time.perf_counter() - self._start
+        ledger.add_training(wall, self.generator_busy, self._trainer_busy)
+        self.restart()
+        return wall
+
+
+def model_folder(config: RunConfig, task: DemonstratedTask) -> Path:
+    """The Hugging Face folder of the initial policy; the built-in one is made, or taken from its cache."""
+    if isinstance(config.model, BuiltinModel):
+        return prepare_builtin(config.model, task, config.task).path
+    path = Path(config.model.path)
+    check_model_dir(path)
+    return path

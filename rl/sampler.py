@@ -1,0 +1,88 @@
+"""Which prompt comes next: seeded epochs, and no-positive-resampling (ScaleRL, arXiv 2510.13786, section 3.2)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from scalerl.rl.errors import RunEnded
+from scalerl.rl.types import Prompt
+
+
+class PromptSampler:
+    """Endless stream of prompts, each epoch a seeded permutation of the pool.
+
+    A prompt's historical pass rate is that of all its training completions so far. With `resample_positive` off,
+    prompts whose rate reaches `threshold` are left out for good from the next epoch on. The epoch that begins with
+    dispatch number n uses the results of groups up to n - `lag` only, so that the stream does not depend on the
+    engine's speed: with lag = (k+1)P all of those have been trained by then, whatever the timing.
+    """
+
+    def __init__(
+        self, prompts: Sequence[Prompt], *, seed: int, resample_positive: bool, threshold: float, lag: int
+    ) -> None:
+        self._prompts = prompts
+        self._seed = seed
+        self._resample_positive = resample_positive
+        self._threshold = threshold
+        self._lag = lag
+        self._index = {prompt.id: i for i, prompt in enumerate(prompts)}
+        self._passed = np.zeros(len(prompts), dtype=np.int64)
+        self._total = np.zeros(len(prompts), dtype=np.int64)
+        self._retired = np.zeros(len(prompts), dtype=bool)
+        self._results: deque[tuple[int, int, int, int]] = deque()  # (group, prompt, passed, total), not yet used
+        self._order: deque[int] = deque()
+        self._epoch = -1
+        self._next_group = 0
+
+    @property
+    def n_retired(self) -> int:
+        """Prompts left out for good so far."""
+        return int(self._retired.sum())
+
+    def next(self) -> tuple[int, int, Prompt]:
+        """(dispatch number, epoch, prompt) of the next group. Raises RunEnded when every prompt has been left out."""
+        group = self._next_group
+        if not self._order:
+            self._begin_epoch(group)
+        self._next_group += 1
+        return group, self._epoch, self._prompts[self._order.popleft()]
+
+    def record(self, group: int, prompt_id: str, passed: int, total: int) -> None:
+        """Result of a trained group: `passed` of `total` completions are correct. Call in order of group."""
+        self._results.append((group, self._index[prompt_id], passed, total))
+
+    def _begin_epoch(self, group: int) -> None:
+        while self._results and self._results[0][0] <= group - self._lag:
+            _, prompt, passed, total = self._results.popleft()
+            self._passed[prompt] += passed
+            self._total[prompt] += total
+        if not self._resample_positive:
+            self._retired |= self._passed >= self._threshold * np.maximum(self._total, 1)
+        self._epoch += 1
+        pool = np.flatnonzero(~self._retired)
+        if pool.size == 0:
+            raise RunEnded(
+                f"all {len(self._prompts)} training prompts have a pass rate of at least {self._threshold}: nothing is "
+                "left to train on; the log is complete. Give the task more or harder prompts"
+            )
+        self._order = deque(np.random.default_rng((self._seed, self._epoch)).permutation(pool).tolist())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "passed": self._passed.copy(),
+            "total": self._total.copy(),
+            "retired": self._retired.copy(),
+            "results": list(self._results),
+            "order": list(self._order),
+            "epoch": self._epoch,
+            "next_group": self._next_group,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._passed, self._total, self._retired = state["passed"], state["total"], state["retired"]
+        self._results, self._order = deque(state["results"]), deque(state["order"])
+        self._epoch, self._next_group = state["epoch"], state["next_group"]

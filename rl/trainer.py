@@ -1,0 +1,269 @@
+"""One optimiser step: from scored groups to new weights. The same mathematics for every split into micro-batches."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scalerl.kernels.logprob import token_logits, token_logprobs
+from scalerl.rl import entropy_control
+from scalerl.rl.batch import Row, TrainBatch, assemble, tokens_of
+from scalerl.rl.config import RunConfig
+from scalerl.rl.engines.generator import head_dtype, torch_dtype
+from scalerl.rl.ledger import FlopModel
+from scalerl.rl.metrics import Metrics
+from scalerl.rl.mismatch import mismatch_metrics
+from scalerl.rl.models.load import load_model
+from scalerl.rl.objective import objective
+from scalerl.rl.tokens import Tokens
+from scalerl.rl.types import ScoredGroup
+
+
+@dataclass
+class MicroBatch:
+    """Rows that go through the model at once, right-padded; T completion tokens in all.
+
+    input_ids: int64 [n, S]. row, column: int64 [T], where the hidden state that predicts each completion token stands.
+    targets: int64 [T]. kept: int64 [T, K] padded with -1, or None. aux: int64 [T] or None."""
+
+    rows: list[Row]
+    input_ids: Tensor
+    row: Tensor
+    column: Tensor
+    targets: Tensor
+    tokens: Tokens
+    kept: Tensor | None
+    aux: Tensor | None
+
+
+@dataclass
+class Prepared:
+    """A batch ready for its updates: theta_b's and the reference's log-probabilities are in its micro-batches."""
+
+    batch: TrainBatch
+    micro_batches: list[MicroBatch]
+    version: int
+
+
+class NonFinite(Exception):
+    """The loss or the gradient was not finite; no step was made."""
+
+
+class Trainer:
+    """Holds the policy in fp32, its optimiser and, where the recipe has a KL term, the reference.
+
+    `flops` counts what was computed so far: 3 forwards a trained token, 1 for each pass without gradient."""
+
+    def __init__(self, config: RunConfig, model_path: Path) -> None:
+        self._config = config
+        self._recipe = config.recipe
+        self._device = torch.device(config.trainer.device)
+        self._head_dtype = head_dtype(config)
+        self._autocast = torch_dtype(config.model.dtype)
+        torch.manual_seed(config.seed)
+        self.model: Any = load_model(model_path).to(self._device)
+        self._reference = copy.deepcopy(self.model).requires_grad_(False) if self._recipe.kl != "none" else None
+        self._optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=config.trainer.lr,
+            betas=config.trainer.betas,
+            eps=config.trainer.eps,
+            weight_decay=config.trainer.weight_decay,
+        )
+        warmup = config.trainer.warmup_steps
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, lambda s: min(1.0, (s + 1) / (warmup + 1)))
+        self.flop_model = flop_model(self.model)
+        self.flops = 0.0
+
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's parameters by their Hugging Face names; tied ones once."""
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+    def prepare(self, groups: Sequence[ScoredGroup], version: int) -> Prepared:
+        """Assemble the batch that is trained at policy version `version`; call just before its first update."""
+        batch = assemble(groups, self._recipe)
+        micro_batches = [self._micro_batch(rows) for rows in self._split(batch.rows)]
+        if self._recipe.ratio == "trainer_old" or self._recipe.mismatch_correction != "none":
+            self._attach(micro_batches, "logp_old", self.model)
+        if self._reference is not None:
+            self._attach(micro_batches, "logp_ref", self._reference)
+        return Prepared(batch, micro_batches, version)
+
+    def update(self, prepared: Prepared, step: int) -> dict[str, Any]:
+        """One optimiser step on a batch with at least one row; returns its metrics.
+
+        Raises NonFinite, with the policy unchanged, where the objective or the gradient norm is not finite."""
+        if self._recipe.entropy_control in ("clip_cov", "kl_cov"):
+            self._select(prepared.micro_batches, step)
+        self._optimizer.zero_grad(set_to_none=True)
+        metrics, total = Metrics(), 0.0
+        for micro in prepared.micro_batches:
+            logp, entropy = self._logprobs(self.model, micro, with_entropy=self._recipe.entropy_control == "bonus")
+            value, measured = objective(logp, entropy, micro.tokens, self._recipe)
+            (-value).backward()
+            total += float(value.detach())
+            metrics.update(measured)
+            metrics.update(mismatch_metrics(logp.detach(), micro.tokens, prepared.version))
+            self.flops += 3 * self._sequence_flops(micro)
+        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self._config.trainer.clip_norm))
+        if not (math.isfinite(total) and math.isfinite(norm)):
+            raise NonFinite(f"objective {total}, gradient norm {norm}")
+        lr = self._schedule.get_last_lr()[0]
+        self._optimizer.step()
+        self._schedule.step()
+        return {"objective": total, "grad_norm": norm, "lr": lr, **metrics.compute()}
+
+    def finish_batch(self, batches: int) -> None:
+        """Told after each batch how many have been trained: the reference is reset on its schedule."""
+        every = self._recipe.kl_params.reset_ref_every
+        if self._reference is not None and every is not None and batches % every == 0:
+            self._reference.load_state_dict(self.model.state_dict())
+
+    def train_tokens(self, prepared: Prepared) -> int:
+        """Tokens that one update puts through backward, prompts included."""
+        return sum(_length(row) for row in prepared.batch.rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "reference": None if self._reference is None else self._reference.state_dict(),
+            "flops": self.flops,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        if self._reference is not None:
+            self._reference.load_state_dict(state["reference"])
+        self.flops = state["flops"]
+
+    def _split(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """Micro-batches of like lengths, each within the budget of padded tokens (or of one row)."""
+        budget, current = self._config.trainer.micro_batch_tokens, []
+        for row in sorted(rows, key=_length, reverse=True):
+            if current and (len(current) + 1) * _length(current[0]) > budget:
+                yield current
+                current = []
+            current.append(row)
+        if current:
+            yield current
+
+    def _micro_batch(self, rows: list[Row]) -> MicroBatch:
+        ids = torch.zeros(len(rows), max(_length(row) for row in rows), dtype=torch.int64)
+        row_index, columns, targets = [], [], []
+        for i, row in enumerate(rows):
+            p, sampled = len(row.prompt_ids), torch.as_tensor(row.completion.tokens, dtype=torch.int64)
+            ids[i, :p] = torch.tensor(row.prompt_ids)
+            ids[i, p : p + len(sampled)] = sampled
+            row_index.append(torch.full((len(sampled),), i))
+            columns.append(torch.arange(p - 1, p - 1 + len(sampled)))
+            targets.append(sampled)
+        to = self._device
+        return MicroBatch(
+            rows=rows,
+            input_ids=ids.to(to),
+            row=torch.cat(row_index).to(to),
+            column=torch.cat(columns).to(to),
+            targets=torch.cat(targets).to(to),
+            tokens=tokens_of(rows, trainer_ratio=self._recipe.ratio == "trainer_old", device=to, dtype=torch.float32),
+            kept=_kept_sets(rows, to) if self._recipe.sampling_mask == "keep" else None,
+            aux=_aux_tokens(rows, to) if self._recipe.sampling_mask == "aux_token" else None,
+        )
+
+    def _logprobs(self, model: Any, micro: MicroBatch, *, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities [T] of the completion tokens (under `aux_token`: their scores) and entropies [T]."""
+        with torch.autocast(self._device.type, dtype=self._autocast, enabled=self._autocast != torch.float32):
+            hidden = model.base_model(input_ids=micro.input_ids, use_cache=False).last_hidden_state
+        hidden, weight = hidden[micro.row, micro.column], model.get_output_embeddings().weight
+        temperature = self._recipe.sampling.temperature
+        if micro.aux is not None:
+            pair = torch.stack([micro.targets, micro.aux], dim=1)
+            z = token_logits(hidden, weight, pair, head_dtype=self._head_dtype)
+            return (z[:, 0] - z[:, 1]) / temperature, None
+        return token_logprobs(
+            hidden,
+            weight,
+            micro.targets,
+            temperature=temperature,
+            head_dtype=self._head_dtype,
+            kept=micro.kept,
+            chunk=self._config.trainer.logprob_chunk,
+            with_entropy=with_entropy,
+        )
+
+    @torch.no_grad()
+    def _passes(self, model: Any, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        self.flops += sum(self._sequence_flops(micro) for micro in micro_batches)
+        return [self._logprobs(model, micro, with_entropy=False)[0] for micro in micro_batches]
+
+    def _attach(self, micro_batches: Sequence[MicroBatch], name: str, model: Any) -> None:
+        for micro, logp in zip(micro_batches, self._passes(model, micro_batches), strict=True):
+            micro.tokens = replace(micro.tokens, **{name: logp})
+
+    def _select(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
+        """Entropy control's choice of tokens, over the whole step and in an order that no split changes."""
+        logps = self._passes(self.model, micro_batches)
+        order = torch.cat(
+            [torch.tensor([row.order for row in m.rows])[m.tokens.completion.cpu()] for m in micro_batches]
+        )
+        by_row = torch.argsort(order, stable=True)
+        joined = {
+            name: torch.cat([getattr(m.tokens, name) for m in micro_batches]).cpu()[by_row]
+            for name in ("advantage", "mask")
+        }
+        chosen = entropy_control.select(
+            torch.cat(logps).cpu()[by_row],
+            joined["advantage"],
+            joined["mask"],
+            self._recipe,
+            torch.Generator().manual_seed(self._config.seed * 1_000_003 + step),
+        )
+        field = "policy_keep" if self._recipe.entropy_control == "clip_cov" else "kl_cov"
+        unsorted = torch.empty_like(chosen)
+        unsorted[by_row] = chosen
+        for micro, flags in zip(micro_batches, unsorted.split([len(m.targets) for m in micro_batches]), strict=True):
+            micro.tokens = replace(micro.tokens, **{field: flags.to(self._device)})
+
+    def _sequence_flops(self, micro: MicroBatch) -> float:
+        return sum(self.flop_model.sequence(_length(row)) for row in micro.rows)
+
+
+def flop_model(model: Any) -> FlopModel:
+    """The ledger's FLOP model of a Hugging Face causal LM: all weights but the embedding table, and the head."""
+    config = model.config
+    embedding = model.get_input_embeddings().weight.numel()
+    head = model.get_output_embeddings().weight
+    tied = head is model.get_input_embeddings().weight
+    total = sum(p.numel() for p in model.parameters())
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return FlopModel(
+        n_active=total if tied else total - embedding,
+        layers=config.num_hidden_layers,
+        width=config.num_attention_heads * head_dim,
+    )
+
+
+def _length(row: Row) -> int:
+    return len(row.prompt_ids) + len(row.completion.tokens)
+
+
+def _kept_sets(rows: Sequence[Row], device: torch.device) -> Tensor:
+    sets = [torch.as_tensor(ids, dtype=torch.int64) for row in rows for ids in row.completion.kept or ()]
+    # An injected token has no kept set: its own id alone keeps the row valid, and its mask keeps it out of everything.
+    targets = [int(t) for row in rows for t in row.completion.tokens]
+    filled = [ids if len(ids) else torch.tensor([t]) for ids, t in zip(sets, targets, strict=True)]
+    return nn.utils.rnn.pad_sequence(filled, batch_first=True, padding_value=-1).to(device)
+
+
+def _aux_tokens(rows: Sequence[Row], device: torch.device) -> Tensor:
+    return torch.cat([torch.as_tensor(row.completion.aux_tokens, dtype=torch.int64) for row in rows]).to(device)

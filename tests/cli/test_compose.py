@@ -1,0 +1,79 @@
+"""Configuration: every option loads, every mistake is answered with the nearest right one."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalerl.cli.compose import GROUPS, compose, options
+from scalerl.rl.errors import UserError
+
+
+def test_the_default_composes_and_each_key_has_its_source():
+    composed = compose(["recipe.loss=dapo", "task.seed=3"], run_dir="r")
+    assert composed.config.recipe.loss == "dapo"
+    assert composed.config.run_dir == "r"
+    sources = composed.sources
+    assert sources["recipe.loss"] == "command line"
+    assert sources["task.seed"] == "command line"
+    assert sources["recipe.zero_variance"] == "recipe/scalerl.yaml"
+    assert sources["recipe.generation_budget"] == "task/addition.yaml"
+    assert sources["eval.seed"] == "eval/default.yaml"
+    assert sources["run_dir"] == "command line"
+
+
+@pytest.mark.parametrize("group,name", [(g, n) for g in GROUPS for n in options(g) if (g, n) != ("model", "hf")])
+def test_every_yaml_loads(group, name):
+    compose([f"{group}={name}"])
+
+
+def test_a_hugging_face_model_needs_its_path():
+    with pytest.raises(UserError, match=r"model\.path is missing; set it with model\.path=VALUE"):
+        compose(["model=hf"])
+    assert compose(["model=hf", "model.path=/m"]).config.model.kind == "hf"
+
+
+@pytest.mark.parametrize(
+    "override,message",
+    [
+        ("recipe.los=cispo", r"no key 'recipe\.los'; did you mean 'recipe\.loss'\?"),
+        ("recipe.loss=cispoo", r"recipe\.loss: unknown loss 'cispoo'.*cispo"),
+        ("recipe.loss_aggregation=promt", r"recipe\.loss_aggregation=promt; did you mean 'prompt'\?"),
+        ("recipe=scalerll", r"no recipe 'scalerll'; did you mean 'scalerl'\?"),
+        ("task=addtion", r"no task 'addtion'; did you mean 'addition'\?"),
+        ("steps=many", r"steps=many: "),
+        ("steps=0", r"steps=0: "),
+        ("steps", r"'steps' is not an override; write KEY=VALUE"),
+        ("seed=1,2", r"asks for several runs"),
+        ("+recipe.new=1", r"no key 'recipe\.new'"),
+        ("~recipe.loss", r"recipe\.loss is missing"),
+        ("recipe.kl=k1_as_loss", r"expected on-policy gradient is zero"),
+        ("engine.logits_precision=model", r"set both alike"),
+        ("recipe.mismatch_correction=tis_token", r"corrects twice"),
+        ("recipe.sampling.top_p=0.9", r"sampling_mask=keep"),
+        ("recipe.offpolicy_sequence_mask=-1", r"recipe\.offpolicy_sequence_mask=-1"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line(override, message):
+    with pytest.raises(UserError, match=message) as caught:
+        compose([override])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "recipe.off_policy=ppo",
+        "recipe.loss=dapo",
+        "recipe.loss_aggregation=sample",
+        "recipe.advantage_norm=prompt",
+        "recipe.logits_precision=model",
+        "recipe.zero_variance=keep",
+        "recipe.resample_positive=true",
+        "recipe.length_control=penalty",
+        "recipe.offpolicy_sequence_mask=0.5",
+        "recipe.kl=k3_as_loss",
+        "recipe.entropy_control=clip_cov",
+    ],
+)
+def test_every_leave_one_out_value_is_one_override(override):
+    compose([override])

@@ -1,0 +1,77 @@
+"""The files of a run, W&B among them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scalerl.cli.compose import compose
+from scalerl.rl.errors import UserError
+from scalerl.rl.runlog import RunLog, create_run_dir, strict
+
+
+def a_config(run_dir, *overrides):
+    return compose(["steps=3", *overrides], run_dir=str(run_dir)).config
+
+
+def test_a_run_folder_holds_configuration_and_environment(tmp_path):
+    path = create_run_dir(a_config(tmp_path / "a" / "run"), {"seed": "command line"})
+    config = json.loads((path / "config.json").read_text())
+    assert config["steps"] == 3
+    assert config["sources"] == {"seed": "command line"}
+    assert json.loads((path / "environment.json").read_text())["versions"]["torch"]
+
+
+def test_a_folder_that_exists_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(UserError, match="exists already.*--resume"):
+        create_run_dir(a_config(tmp_path / "run"), {})
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_an_unwritable_place_is_refused_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="can't be made"):
+        create_run_dir(a_config(tmp_path / "file" / "run"), {})
+
+
+def rows(path, name):
+    return [json.loads(line) for line in (path / name).read_text().splitlines()]
+
+
+def evaluation(step):
+    return {"set": "held_out", "step": step, "pass_rate": 0.5}, [{"step": step, "set": "held_out", "prompt": "p"}]
+
+
+def test_what_came_after_a_checkpoint_is_cut_with_the_half_line_of_a_kill(tmp_path):
+    path = create_run_dir(a_config(tmp_path / "run"), {})
+    log = RunLog(path, a_config(tmp_path / "run"))
+    for step in (1, 2, 3):
+        log.training_step({"step": step})
+        log.evaluation(*evaluation(step))
+    with (path / "metrics.jsonl").open("a") as f:
+        f.write('{"step": 4, "rew')
+    again = RunLog(path, a_config(tmp_path / "run"))
+    again.cut_after(2)
+    again.evaluation(*evaluation(3))
+    assert [r["step"] for r in rows(path, "metrics.jsonl")] == [1, 2]
+    assert [r["step"] for r in rows(path, "eval.jsonl")] == [1, 2, 3]
+    import pandas as pd
+
+    assert pd.read_parquet(path / "eval_prompts.parquet")["step"].tolist() == [1, 2, 3]
+
+
+def test_numbers_that_are_not_finite_become_null():
+    assert strict({"a": float("nan"), "b": [float("inf"), 1.5]}) == {"a": None, "b": [None, 1.5]}
+
+
+def test_wandb_offline_mirrors_the_files(tmp_path):
+    pytest.importorskip("wandb")
+    config = a_config(tmp_path / "run", "log.wandb=offline")
+    path = create_run_dir(config, {})
+    log = RunLog(path, config)
+    log.training_step({"step": 1, "reward_mean": 0.25})
+    log.evaluation(*evaluation(1))
+    log.close()
+    assert list(path.glob("wandb/offline-run-*/run-*.wandb"))
