@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from scalerl.cli.fit import fit
+from scalerl.cli.plot import plot
 from scalerl.cli.train import train
 
 app = typer.Typer(
@@ -15,6 +17,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.command("train")(train)
+app.command("fit")(fit)
+app.command("plot")(plot)
 
 
 def main() -> None:

@@ -1,15 +1,21 @@
 """Log-probabilities and entropies of chosen tokens straight from hidden states and head weights.
 
-No [T, V] tensor is ever in memory: logits are made a chunk of tokens at a time, and made again in the backward pass."""
+No [T, V] tensor is ever in memory. `token_logprobs` makes logits a tile of tokens x vocabulary at a time, and makes them
+again in the backward pass; `weighted_logprob_sum` is told the loss's coefficients, and needs no second pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from scalerl.kernels.head import head_logits
+
+VOCABULARY_TILE = 1024  # weights of another dtype than the head's are cast this many rows at a time, never as a whole
 
 
 def token_logprobs(
@@ -27,15 +33,64 @@ def token_logprobs(
 
     hidden: [T, H]; weight: [V, H]; targets: int64 [T]. kept: int64 [T, K] padded with -1, the kept set of top-p/top-k
     sampling, over which the log-probability is renormalised; the target must be in it. The entropy is always that of
-    the full vocabulary. The product runs in `head_dtype` and accumulates in fp32; float64 inputs stay float64
-    throughout. Returns ([T], [T] or None), both differentiable with respect to hidden and weight."""
+    the full vocabulary. chunk: tokens of a tile, chunk x VOCABULARY_TILE logits. The product runs in `head_dtype`; sums
+    over the vocabulary and the gradients' sums over tiles are fp32, and float64 inputs stay float64 throughout. Returns
+    ([T], [T] or None), both differentiable once with respect to hidden and weight."""
     if hidden.dtype == torch.float64:
         head_dtype = torch.float64
-    if len(targets) == 0:
-        nothing = hidden.sum(-1).to(head_dtype if head_dtype == torch.float64 else torch.float32)
-        return nothing, (nothing if with_entropy else None)
     logp, entropy = _TokenLogprobs.apply(hidden, weight, targets, temperature, head_dtype, kept, chunk, with_entropy)
     return logp, (entropy if with_entropy else None)
+
+
+def token_logprobs_reference(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    head_dtype: torch.dtype = torch.float32,
+    kept: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What `token_logprobs` computes, written plainly over a [T, V] tensor: (logp [T], entropy [T])."""
+    z = head_logits(hidden, weight, torch.float64 if hidden.dtype == torch.float64 else head_dtype) / temperature
+    log_p = z.log_softmax(-1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    if kept is not None:
+        log_p = z.masked_fill(~_allowed(kept, slice(0, len(weight))), -torch.inf).log_softmax(-1)
+    return log_p.gather(-1, targets[:, None]).squeeze(-1), entropy
+
+
+def weighted_logprob_sum(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    coefficient: Callable[[Tensor, slice], Tensor],
+    *,
+    temperature: float = 1.0,
+    head_dtype: torch.dtype = torch.float32,
+    kept: Tensor | None = None,
+    chunk: int = 128,
+) -> tuple[Tensor, Tensor]:
+    """(sum_t c_t logp_t, logp [T] without gradient), its gradient made in the forward pass: three products, not four.
+
+    coefficient: (logp of a chunk [t], its rows) -> c [t], held constant in the gradient, such as CISPO's
+    sg(min(rho, eps_max)) A; it may depend on a token's own log-probability, not on other tokens'. chunk: tokens whose
+    logits over the whole vocabulary are in memory at once. Other arguments as in `token_logprobs`. One backward pass."""
+    if hidden.dtype == torch.float64:
+        head_dtype = torch.float64
+    return _WeightedLogprobSum.apply(hidden, weight, targets, coefficient, temperature, head_dtype, kept, chunk)
+
+
+def token_logits(hidden: Tensor, weight: Tensor, ids: Tensor, *, head_dtype: torch.dtype = torch.float32) -> Tensor:
+    """Logits of K chosen tokens a position, without the others.
+
+    hidden: [T, H]; weight: [V, H]; ids: int64 [T, K]; returns [T, K].
+
+    Log-probability differences at one position need no normaliser: log p(a) - log p(u) = (z_a - z_u) / temperature."""
+    dtype = torch.float64 if hidden.dtype == torch.float64 else head_dtype
+    chosen = F.embedding(ids, weight).to(dtype)
+    z = torch.einsum("th,tkh->tk", hidden.to(dtype), chosen)
+    return z if dtype == torch.float64 else z.float()
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -51,74 +106,149 @@ class _TokenLogprobs(torch.autograd.Function):
         chunk: int,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(hidden, weight, targets, *(() if kept is None else (kept,)))
+        chosen, mean_z = hidden.new_zeros(2, len(targets), dtype=_wide(head_dtype))
+        log_sum = torch.full_like(chosen, -torch.inf)  # over the kept set
+        log_sum_all = torch.full_like(chosen, -torch.inf) if with_entropy else log_sum
+        for columns in _slices(len(weight), VOCABULARY_TILE):
+            w = weight[columns].to(head_dtype)
+            for rows in _slices(len(targets), chunk):
+                z = head_logits(hidden[rows], w, head_dtype).div_(temperature)
+                local, inside = _local(targets[rows], columns)
+                chosen[rows] += z.gather(-1, local[:, None]).squeeze(-1).where(inside, 0)
+                if with_entropy:
+                    tile = z.logsumexp(-1)
+                    total = torch.logaddexp(log_sum_all[rows], tile)
+                    tile_mean = (z - tile[:, None]).exp_().mul_(z).sum(-1)
+                    old, new = (log_sum_all[rows] - total).exp(), (tile - total).exp()
+                    mean_z[rows] = old * mean_z[rows] + new * tile_mean
+                    log_sum_all[rows] = total
+                if kept is not None:
+                    z.masked_fill_(~_allowed(kept[rows], columns), -torch.inf)
+                log_sum[rows] = torch.logaddexp(log_sum[rows], z.logsumexp(-1))
+        entropy = log_sum_all - mean_z
+        ctx.save_for_backward(hidden, weight, targets, kept, log_sum, log_sum_all, entropy)
         ctx.settings = (temperature, head_dtype, chunk, with_entropy)
-        cast = weight.to(head_dtype)
-        parts = []
-        for start in range(0, len(targets), chunk):
-            rows = slice(start, start + chunk)
-            z = head_logits(hidden[rows], cast, head_dtype) / temperature
-            kept_rows = None if kept is None else kept[rows]
-            parts.append(_values(z, targets[rows], kept_rows, with_entropy))
-        logp, entropy = (torch.cat(p) for p in zip(*parts, strict=True))
-        return logp, entropy
+        return chosen - log_sum, entropy
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, *rest = ctx.saved_tensors
+        hidden, weight, targets, kept, log_sum, log_sum_all, entropy = ctx.saved_tensors
         temperature, head_dtype, chunk, with_entropy = ctx.settings
-        d_logp, d_entropy = gradients
-        cast = weight.to(head_dtype)
-        d_hidden = torch.empty_like(hidden)
-        d_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-        for start in range(0, len(targets), chunk):
-            rows = slice(start, start + chunk)
-            z = head_logits(hidden[rows], cast, head_dtype) / temperature
-            kept_rows = rest[0][rows] if rest else None
-            d_z = _gradient(z, targets[rows], kept_rows, d_logp[rows], d_entropy[rows] if with_entropy else None)
-            d_z = (d_z / temperature).to(head_dtype)
-            d_hidden[rows] = (d_z @ cast).to(hidden.dtype)
-            d_weight += (d_z.mT @ hidden[rows].to(head_dtype)).to(d_weight.dtype)
-        return d_hidden, d_weight.to(weight.dtype), None, None, None, None, None, None
+        d_logp, d_entropy = (g / temperature for g in gradients)
+        d_hidden = torch.zeros_like(hidden, dtype=_wide(head_dtype))
+        d_weight = torch.empty_like(weight)
+        for columns in _slices(len(weight), VOCABULARY_TILE):
+            w = weight[columns].to(head_dtype)
+            d_w = torch.zeros_like(w, dtype=_wide(head_dtype))
+            for rows in _slices(len(targets), chunk):
+                h = hidden[rows].to(head_dtype)
+                z = head_logits(h, w, head_dtype).div_(temperature)
+                of_entropy = None
+                if with_entropy:  # dH/dz = -p (log p + H)
+                    log_p = z - log_sum_all[rows, None]
+                    of_entropy = (log_p + entropy[rows, None]).mul_(log_p.exp_()).mul_(-d_entropy[rows, None])
+                if kept is not None:
+                    z.masked_fill_(~_allowed(kept[rows], columns), -torch.inf)
+                d_z = _to_logit_gradient(z, targets[rows], columns, log_sum[rows], d_logp[rows])
+                if of_entropy is not None:
+                    d_z += of_entropy
+                d_z = d_z.to(head_dtype)
+                _add_product(d_hidden[rows], d_z, w)
+                _add_product(d_w, d_z.mT, h)
+            d_weight[columns] = d_w
+        return d_hidden.to(hidden.dtype), d_weight, None, None, None, None, None, None
 
 
-def _values(z: Tensor, targets: Tensor, kept: Tensor | None, with_entropy: bool) -> tuple[Tensor, Tensor]:
-    """(logp, entropy) of one chunk; z: scaled logits [t, V]."""
-    chosen = z.gather(-1, targets[:, None]).squeeze(-1)
-    normaliser = z.logsumexp(-1) if kept is None else _kept_logits(z, kept).logsumexp(-1)
-    if not with_entropy:
-        return chosen - normaliser, chosen.new_zeros(len(chosen))
-    log_p = z.log_softmax(-1)
-    return chosen - normaliser, -(log_p.exp() * log_p).sum(-1)
+class _WeightedLogprobSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        coefficient: Callable[[Tensor, slice], Tensor],
+        temperature: float,
+        head_dtype: torch.dtype,
+        kept: Tensor | None,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        wide, vocabulary = _wide(head_dtype), len(weight)
+        everything = slice(0, vocabulary)
+        d_hidden = torch.zeros_like(hidden, dtype=wide)
+        d_weight = torch.zeros_like(weight, dtype=wide)
+        logp = hidden.new_zeros(len(targets), dtype=wide)
+        value = logp.new_zeros(())
+        buffer = hidden.new_empty(min(chunk, len(targets)), vocabulary, dtype=wide)
+        for rows in _slices(len(targets), chunk):
+            h = hidden[rows].to(head_dtype)
+            z = buffer[: len(h)]
+            for columns in _slices(vocabulary, VOCABULARY_TILE):
+                z[:, columns] = head_logits(h, weight[columns].to(head_dtype), head_dtype)
+            z.div_(temperature)
+            if kept is not None:
+                z.masked_fill_(~_allowed(kept[rows], everything), -torch.inf)
+            chosen, log_sum = z.gather(-1, targets[rows, None]).squeeze(-1), _log_sum(z)
+            logp[rows] = chosen - log_sum
+            c = coefficient(logp[rows], rows)
+            value += (c * logp[rows]).sum()
+            d_z = _to_logit_gradient(z, targets[rows], everything, log_sum, c / temperature)
+            for columns in _slices(vocabulary, VOCABULARY_TILE):
+                part = d_z[:, columns].to(head_dtype)
+                _add_product(d_hidden[rows], part, weight[columns].to(head_dtype))
+                _add_product(d_weight[columns], part.mT, h)
+        ctx.gradients = (d_hidden.to(hidden.dtype), d_weight.to(weight.dtype))
+        ctx.mark_non_differentiable(logp)
+        return value, logp
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        # Scaled in place and handed over, since a second [V, H] would cost what the chunks save.
+        if ctx.gradients is None:
+            raise RuntimeError("weighted_logprob_sum keeps its gradient for one backward pass only")
+        (d_hidden, d_weight), ctx.gradients = ctx.gradients, None
+        return d_hidden.mul_(gradients[0]), d_weight.mul_(gradients[0]), None, None, None, None, None, None
 
 
-def _gradient(z: Tensor, targets: Tensor, kept: Tensor | None, d_logp: Tensor, d_entropy: Tensor | None) -> Tensor:
-    """d(logp, entropy)/dz of one chunk, [t, V]: onehot - softmax over the (kept) set, and -p (log p + H)."""
-    if kept is None:
-        d_z = z.softmax(-1).mul_(-d_logp[:, None])
+def _to_logit_gradient(z: Tensor, targets: Tensor, columns: slice, log_sum: Tensor, d_logp: Tensor) -> Tensor:
+    """d logp/dz = onehot - softmax, times d_logp, of one tile; overwrites z. -inf in z: outside the kept set."""
+    d_z = z.sub_(log_sum[:, None]).exp_().mul_(-d_logp[:, None])
+    local, inside = _local(targets, columns)
+    return d_z.scatter_add_(-1, local[:, None], d_logp.where(inside, 0)[:, None])
+
+
+def _local(targets: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+    """Targets as positions within the tile (0 for those outside), and which are inside."""
+    inside = (targets >= columns.start) & (targets < columns.stop)
+    return (targets - columns.start).where(inside, 0), inside
+
+
+def _allowed(kept: Tensor, columns: slice) -> Tensor:
+    """The kept sets [t, K] as a 0/1 mask over the tile's columns, bool [t, v]."""
+    width = columns.stop - columns.start
+    inside = (kept >= columns.start) & (kept < columns.stop)
+    mask = torch.zeros(len(kept), width + 1, dtype=torch.bool, device=kept.device)
+    return mask.scatter_(-1, (kept - columns.start).where(inside, width), True)[:, :width]
+
+
+def _log_sum(z: Tensor) -> Tensor:
+    """logsumexp over the last dimension, tile by tile: the library's makes a second tensor of z's size."""
+    parts = [z[:, columns].logsumexp(-1) for columns in _slices(z.shape[-1], VOCABULARY_TILE)]
+    return torch.stack(parts).logsumexp(0)
+
+
+def _add_product(into: Tensor, a: Tensor, b: Tensor) -> None:
+    """into += a @ b, in place; into is at least as wide as the product."""
+    if into.dtype == a.dtype:
+        into.addmm_(a, b)
     else:
-        share = _kept_logits(z, kept).softmax(-1) * -d_logp[:, None]
-        d_z = torch.zeros_like(z).scatter_add_(-1, kept.clamp(min=0), share.masked_fill(kept < 0, 0))
-    d_z.scatter_add_(-1, targets[:, None], d_logp[:, None])
-    if d_entropy is not None:
-        log_p = z.log_softmax(-1)
-        p = log_p.exp()
-        entropy = -(p * log_p).sum(-1, keepdim=True)
-        d_z -= d_entropy[:, None] * p * (log_p + entropy)
-    return d_z
+        into += a @ b
 
 
-def _kept_logits(z: Tensor, kept: Tensor) -> Tensor:
-    return z.gather(-1, kept.clamp(min=0)).masked_fill(kept < 0, -torch.inf)
+def _slices(total: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))
 
 
-def token_logits(hidden: Tensor, weight: Tensor, ids: Tensor, *, head_dtype: torch.dtype = torch.float32) -> Tensor:
-    """Logits of K chosen tokens a position, without the others.
-
-    hidden: [T, H]; weight: [V, H]; ids: int64 [T, K]; returns [T, K].
-
-    Log-probability differences at one position need no normaliser: log p(a) - log p(u) = (z_a - z_u) / temperature."""
-    dtype = torch.float64 if hidden.dtype == torch.float64 else head_dtype
-    chosen = torch.nn.functional.embedding(ids, weight).to(dtype)
-    z = torch.einsum("th,tkh->tk", hidden.to(dtype), chosen)
-    return z if dtype == torch.float64 else z.float()
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

@@ -119,13 +119,19 @@ def _statistics(
     varied: np.ndarray,
 ) -> dict[str, Any]:
     judged = ~error
-    solved = np.bincount(prompt, weights=correct) == np.bincount(prompt)
+    solved, judged_each = np.bincount(prompt, weights=correct), np.bincount(prompt, weights=judged)
+    present = np.bincount(prompt, weights=unmasked) > 0  # a prompt without an unmasked token is in no share
+
+    def share(of: np.ndarray) -> float | None:
+        return float(of[present].mean()) if present.any() else None
+
     entropy = [c.entropy[~c.injected] for c in completions if c.entropy is not None]
     return {
         "pass_rate": float(correct[judged].mean()) if judged.any() else None,
         "reward_mean": float(reward[unmasked].mean()) if unmasked.any() else None,
-        "zero_variance_share": float(np.mean(~varied)),
-        "all_correct_share": float(np.mean(solved)),
+        "zero_variance_share": share(~varied),
+        "all_correct_share": share(solved == judged_each),
+        "all_wrong_share": share(solved == 0),
         "truncation_rate": float(np.mean([c.truncated for c in completions])),
         "interruption_rate": float(np.mean([c.interrupted for c in completions])),
         "mean_length": float(np.mean([len(c.tokens) for c in completions])),

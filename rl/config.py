@@ -76,7 +76,7 @@ class AdditionTask(Strict):
 
     kind: Literal["addition"]
     min_digits: Count
-    max_digits: Count
+    max_digits: Annotated[int, Field(ge=1, le=17)]  # operands one digit longer still fit into 64 bits
     n_train: Count
     seed: int
     demonstrations: Demonstrations

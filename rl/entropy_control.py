@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import torch
 from torch import Tensor
 
@@ -25,11 +27,16 @@ def select(logp: Tensor, advantage: Tensor, mask: Tensor, recipe: Recipe, genera
     if recipe.entropy_control == "clip_cov":
         params = recipe.clip_cov
         inside = torch.nonzero(mask & (cov >= params.cov_low) & (cov <= params.cov_high)).flatten()
-        drawn = inside[torch.randperm(len(inside), generator=generator)[: int(params.share * n)]]
+        drawn = inside[torch.randperm(len(inside), generator=generator)[: _part(params.share, n)]]
         keep = torch.ones_like(mask)
         keep[drawn] = False
         return keep
     ranked = torch.where(mask, cov, torch.full_like(cov, -torch.inf))
     chosen = torch.zeros_like(mask)
-    chosen[torch.topk(ranked, max(1, int(recipe.kl_cov.share * n))).indices] = True
+    chosen[torch.topk(ranked, max(1, _part(recipe.kl_cov.share, n))).indices] = True
     return chosen & mask
+
+
+def _part(share: float, n: int) -> int:
+    """floor(share n) of the decimal that was written: in floats, 0.29 * 100 lies below 29."""
+    return int(Fraction(repr(share)) * n)

@@ -6,7 +6,6 @@ k3 = delta - 1 - log delta.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from scalerl.rl.tokens import Tokens
@@ -17,14 +16,15 @@ def kl_term(logp: Tensor, tokens: Tokens, form: str, *, importance_weighted: boo
 
     `k1_in_reward`: sg(k1) logp, each coefficient on its own token. `k2_as_loss`, `k3_as_loss`: K = k2, k3. `mse`:
     sg(pi_theta - pi_ref) logp (App. F there; the coefficient is bounded by 1). Importance-weighted, K is multiplied by
-    rho, detached but for `k3_as_loss`: grad(rho k3) = -rho log(delta) grad logp, the unbiased estimate of the
-    DeepSeek-V3.2 report. On-policy k1_in_reward and k2_as_loss, and off-policy the weighted k1_in_reward, k2_as_loss
+    rho = exp(logp - logp_gen), detached but for `k3_as_loss`: grad(rho k3) = -rho log(delta) grad logp, the unbiased
+    estimate of the DeepSeek-V3.2 report. rho is to the generator under either `ratio`, since its samples are averaged.
+    On-policy k1_in_reward and k2_as_loss, and off-policy the weighted k1_in_reward, k2_as_loss
     and k3_as_loss, have the exact KL gradient as their mean.
 
     By hand: logp = log 0.5, logp_ref = log 0.25: delta = 0.5, k1 = 0.693, k2 = 0.240, k3 = 0.193; the gradients to
     logp are 0.693, 0.693 and 0.5."""
     assert tokens.logp_ref is not None, "a KL term needs a pass under the reference"
-    log_delta = tokens.logp_ref - logp
+    log_delta = tokens.unmasked(tokens.logp_ref - logp)  # k3 of a forced token could overflow, and inf * 0 is NaN
     if form == "k1_in_reward":
         value = -log_delta.detach() * logp
     elif form == "k2_as_loss":
@@ -37,5 +37,5 @@ def kl_term(logp: Tensor, tokens: Tokens, form: str, *, importance_weighted: boo
         raise ValueError(f"kl={form} is not a KL form")
     if not importance_weighted:
         return value
-    rho = torch.where(tokens.mask, logp - tokens.logp_gen, torch.zeros_like(logp)).exp()
+    rho = tokens.unmasked(logp - tokens.logp_gen).exp()
     return (rho if form == "k3_as_loss" else rho.detach()) * value

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -23,7 +26,7 @@ def correction(tokens: Tokens, how: str, cap: float) -> Tensor:
     mis_sequence 0."""
     assert tokens.logp_old is not None, "a mismatch correction needs a pass under theta_b"
     kind, _, level = how.partition("_")
-    log_w = torch.where(tokens.mask, tokens.logp_old - tokens.logp_gen, torch.zeros_like(tokens.logp_gen))
+    log_w = tokens.unmasked(tokens.logp_old - tokens.logp_gen)
     if level == "sequence":
         log_w = tokens.completion_sum(log_w)
     elif level == "geometric":
@@ -35,7 +38,7 @@ def correction(tokens: Tokens, how: str, cap: float) -> Tensor:
 def sequence_mask(logp: Tensor, tokens: Tokens, delta: float) -> Tensor:
     """0 on the tokens of completions with A < 0 and mean over unmasked tokens of (logp_gen - logp_theta) > delta, 1
     elsewhere, [T] (DeepSeek-V3.2 report). It multiplies the policy term only."""
-    drift = tokens.completion_mean(torch.where(tokens.mask, tokens.logp_gen - logp.detach(), torch.zeros_like(logp)))
+    drift = tokens.completion_mean(tokens.logp_gen - logp.detach())
     return (~((tokens.advantage < 0) & (drift > delta))).to(logp.dtype)
 
 
@@ -46,20 +49,20 @@ def mismatch_metrics(logp: Tensor, tokens: Tokens, version: int) -> dict[str, Me
     MoE RL by Aligning Training and Inference Routers" labels it the other way round). extreme: F(2). perplexity: the
     trainer's, mean over completions of exp(-mean logp). lag: version minus the token's."""
     logp = logp.detach()
-    log_rho = torch.where(tokens.mask, logp - tokens.logp_gen, torch.zeros_like(logp)).double()
+    log_rho = tokens.unmasked(logp - tokens.logp_gen).double()
     rho, lag = log_rho.exp(), version - tokens.versions
     found: dict[str, Metric] = {
         "ratio_variance": Variance.of(rho, tokens.mask),
-        "perplexity": _perplexity(logp, tokens),
         "lag_mean": Mean.of(lag.double(), tokens.mask),
         "lag_max": Max.of(lag, tokens.mask),
         "lag_histogram": Histogram.of(lag, tokens.mask),
     }
-    for suffix, mask in (("", tokens.mask), ("_current", tokens.mask & (lag == 0))):
+    for suffix, part in (("", tokens), ("_current", replace(tokens, mask=tokens.mask & (lag == 0)))):
         found |= {
-            f"mismatch_k3{suffix}": Mean.of(rho - 1 - log_rho, mask),
-            f"extreme_share{suffix}": Mean.of(log_rho.abs() > torch.tensor(EXTREME).log(), mask),
-            f"max_abs_log_ratio{suffix}": Max.of(log_rho.abs(), mask),
+            f"mismatch_k3{suffix}": Mean.of(rho - 1 - log_rho, part.mask),
+            f"extreme_share{suffix}": Mean.of(log_rho.abs() > math.log(EXTREME), part.mask),
+            f"perplexity{suffix}": _perplexity(logp, part),
+            f"max_abs_log_ratio{suffix}": Max.of(log_rho.abs(), part.mask),
         }
     return found
 

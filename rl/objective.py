@@ -33,4 +33,4 @@ def objective(logp: Tensor, entropy: Tensor | None, tokens: Tokens, recipe: Reci
     if recipe.entropy_control == "bonus":
         assert entropy is not None, "the entropy bonus needs entropies"
         terms = terms + recipe.bonus.coef * entropy
-    return (tokens.weight * torch.where(tokens.mask, terms, torch.zeros_like(terms))).sum(), metrics
+    return (tokens.weight * tokens.unmasked(terms)).sum(), metrics

@@ -179,6 +179,29 @@ def _refuse_off_policy_aux_token(r: Recipe) -> str | None:
     return None
 
 
+def _refuse_aux_token_with_logprobs(r: Recipe) -> str | None:
+    if r.sampling_mask != "aux_token":
+        return None
+    for axis, off in (
+        ("kl", "none"),
+        ("mismatch_correction", "none"),
+        ("offpolicy_sequence_mask", "off"),
+        ("entropy_control", "none"),
+    ):
+        if (value := getattr(r, axis)) != off:
+            return (
+                f"{axis}={value} with sampling_mask=aux_token: the auxiliary token's score is a difference of logits, "
+                f"and {axis} needs log-probabilities; set {axis}={off} or sampling_mask=keep"
+            )
+    return None
+
+
+def _refuse_empty_cov_band(r: Recipe) -> str | None:
+    if r.entropy_control == "clip_cov" and r.clip_cov.cov_low > r.clip_cov.cov_high:
+        return f"clip_cov.cov_low={r.clip_cov.cov_low} is above clip_cov.cov_high={r.clip_cov.cov_high}"
+    return None
+
+
 def _refuse_tight_interrupt(r: Recipe) -> str | None:
     if r.length_control != "interrupt":
         return None
@@ -199,5 +222,7 @@ _REFUSALS = (
     _refuse_double_correction,
     _refuse_unmasked_truncated_sampling,
     _refuse_off_policy_aux_token,
+    _refuse_aux_token_with_logprobs,
+    _refuse_empty_cov_band,
     _refuse_tight_interrupt,
 )

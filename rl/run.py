@@ -195,7 +195,7 @@ class Run:
             judged = ~group.verifier_error
             self.sampler.record(group.group, group.prompt.id, int(group.correct.sum()), int(judged.sum()))
             del self.open[group.group], self.completed[group.group]
-        ledger, generated = self.ledger, self.ledger.generated_tokens
+        ledger = self.ledger
         ledger.step += 1
         self.trainer.finish_batch(ledger.step)
         if metrics.pop("stepped", False):
@@ -213,7 +213,7 @@ class Run:
             "retired_prompts": self.sampler.n_retired,
             **prepared.batch.stats,
             **metrics,
-            "tokens_per_second": (ledger.generated_tokens - generated) / wall,
+            "tokens_per_second": ledger.generated_tokens / (ledger.training_hours * 3600),
             "seconds": wall,
         }
         self.log.training_step(row)

@@ -20,7 +20,8 @@ def score(
         if completion.truncated:
             continue
         try:
-            correct[i] = task.verify(prompt, tokenizer.decode(completion.tokens.tolist()))
+            # Not truncated, so the last token is the one that ended it.
+            correct[i] = task.verify(prompt, tokenizer.decode(completion.tokens[:-1].tolist()))
         except Exception:  # a user's verifier may raise anything; it is counted, and its completion masked
             verifier_error[i] = True
     return ScoredGroup(

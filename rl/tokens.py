@@ -43,12 +43,16 @@ class Tokens:
 
     def log_ratio(self, logp: Tensor) -> Tensor:
         """log rho [T]; 0 on masked tokens, whose generator log-probability means nothing."""
-        return torch.where(self.mask, logp - self.logp_base, torch.zeros_like(logp))
+        return self.unmasked(logp - self.logp_base)
+
+    def unmasked(self, values: Tensor) -> Tensor:
+        """values [T], 0 where masked."""
+        return torch.where(self.mask, values, torch.zeros_like(values))
 
     def completion_sum(self, values: Tensor) -> Tensor:
         """Sum over the unmasked tokens of each completion, given to every token of it: [T] -> [T]."""
         sums = values.new_zeros(self.n_completions)
-        return sums.index_add(0, self.completion, torch.where(self.mask, values, 0))[self.completion]
+        return sums.index_add(0, self.completion, self.unmasked(values))[self.completion]
 
     def completion_mean(self, values: Tensor) -> Tensor:
         """Mean over the unmasked tokens of each completion, given to every token of it: [T] -> [T]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from scalerl.rl.ledger import FlopModel
 from scalerl.rl.metrics import Metrics
 from scalerl.rl.mismatch import mismatch_metrics
 from scalerl.rl.models.load import load_model
+from scalerl.rl.models.router_replay import replay, replayable_routers
 from scalerl.rl.objective import objective
 from scalerl.rl.tokens import Tokens
 from scalerl.rl.types import ScoredGroup
@@ -31,7 +33,8 @@ class MicroBatch:
     """Rows that go through the model at once, right-padded; T completion tokens in all.
 
     input_ids: int64 [n, S]. row, column: int64 [T], where the hidden state that predicts each completion token stands.
-    targets: int64 [T]. kept: int64 [T, K] padded with -1, or None. aux: int64 [T] or None."""
+    targets: int64 [T]. kept: int64 [T, K] padded with -1, or None. aux: int64 [T] or None. experts: int32
+    [n, S, layers, top_k], -1 where the generator fed nothing, or None."""
 
     rows: list[Row]
     input_ids: Tensor
@@ -41,6 +44,7 @@ class MicroBatch:
     tokens: Tokens
     kept: Tensor | None
     aux: Tensor | None
+    experts: Tensor | None
 
 
 @dataclass
@@ -70,6 +74,8 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model: Any = load_model(model_path).to(self._device)
         self._reference = copy.deepcopy(self.model).requires_grad_(False) if self._recipe.kl != "none" else None
+        if self._recipe.router_replay == "r3":
+            replayable_routers(self.model)  # raises UserError where it can't be
         self._optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=config.trainer.lr,
@@ -105,9 +111,14 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         metrics, total = Metrics(), 0.0
         for micro in prepared.micro_batches:
-            logp, entropy = self._logprobs(self.model, micro, with_entropy=self._recipe.entropy_control == "bonus")
-            value, measured = objective(logp, entropy, micro.tokens, self._recipe)
-            (-value).backward()
+            with self._routing(self.model, micro):
+                hidden, weight = self._hidden(self.model, micro)
+                logp, entropy = self._logprobs(
+                    hidden, weight, micro, with_entropy=self._recipe.entropy_control == "bonus"
+                )
+                score = logp if micro.aux is None else self._aux_score(hidden, weight, micro.targets, micro.aux)
+                value, measured = objective(score, entropy, micro.tokens, self._recipe)
+                (-value).backward()
             total += float(value.detach())
             metrics.update(measured)
             metrics.update(mismatch_metrics(logp.detach(), micro.tokens, prepared.version))
@@ -118,7 +129,8 @@ class Trainer:
         lr = self._schedule.get_last_lr()[0]
         self._optimizer.step()
         self._schedule.step()
-        return {"objective": total, "grad_norm": norm, "lr": lr, **metrics.compute()}
+        lag_median = metrics.items["lag_histogram"].quantile(0.5)
+        return {"objective": total, "grad_norm": norm, "lr": lr, "lag_median": lag_median, **metrics.compute()}
 
     def finish_batch(self, batches: int) -> None:
         """Told after each batch how many have been trained: the reference is reset on its schedule."""
@@ -178,23 +190,34 @@ class Trainer:
             tokens=tokens_of(rows, trainer_ratio=self._recipe.ratio == "trainer_old", device=to, dtype=torch.float32),
             kept=_kept_sets(rows, to) if self._recipe.sampling_mask == "keep" else None,
             aux=_aux_tokens(rows, to) if self._recipe.sampling_mask == "aux_token" else None,
+            experts=_experts(rows, ids.shape[1], to) if self._recipe.router_replay == "r3" else None,
         )
 
-    def _logprobs(self, model: Any, micro: MicroBatch, *, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities [T] of the completion tokens (under `aux_token`: their scores) and entropies [T]."""
+    def _routing(self, model: Any, micro: MicroBatch) -> AbstractContextManager[None]:
+        """The policy goes through the generator's experts; the reference is another policy and chooses its own."""
+        return nullcontext() if micro.experts is None or model is self._reference else replay(model, micro.experts)
+
+    def _hidden(self, model: Any, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Hidden states [T, H] that predict the completion tokens, and the head's weight [V, H]."""
         with torch.autocast(self._device.type, dtype=self._autocast, enabled=self._autocast != torch.float32):
             hidden = model.base_model(input_ids=micro.input_ids, use_cache=False).last_hidden_state
-        hidden, weight = hidden[micro.row, micro.column], model.get_output_embeddings().weight
-        temperature = self._recipe.sampling.temperature
-        if micro.aux is not None:
-            pair = torch.stack([micro.targets, micro.aux], dim=1)
-            z = token_logits(hidden, weight, pair, head_dtype=self._head_dtype)
-            return (z[:, 0] - z[:, 1]) / temperature, None
+        return hidden[micro.row, micro.column], model.get_output_embeddings().weight
+
+    def _aux_score(self, hidden: Tensor, weight: Tensor, targets: Tensor, aux: Tensor) -> Tensor:
+        """(z(a_t) - z(u_t)) / temperature [T], whose gradient stands in for that of the truncated policy's logp."""
+        z = token_logits(hidden, weight, torch.stack([targets, aux], dim=1), head_dtype=self._head_dtype)
+        return (z[:, 0] - z[:, 1]) / self._recipe.sampling.temperature
+
+    def _logprobs(
+        self, hidden: Tensor, weight: Tensor, micro: MicroBatch, *, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities [T] of the completion tokens, of the distribution that the generator's are of, and
+        entropies [T]."""
         return token_logprobs(
             hidden,
             weight,
             micro.targets,
-            temperature=temperature,
+            temperature=self._recipe.sampling.temperature,
             head_dtype=self._head_dtype,
             kept=micro.kept,
             chunk=self._config.trainer.logprob_chunk,
@@ -204,7 +227,11 @@ class Trainer:
     @torch.no_grad()
     def _passes(self, model: Any, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         self.flops += sum(self._sequence_flops(micro) for micro in micro_batches)
-        return [self._logprobs(model, micro, with_entropy=False)[0] for micro in micro_batches]
+        found = []
+        for micro in micro_batches:
+            with self._routing(model, micro):
+                found.append(self._logprobs(*self._hidden(model, micro), micro, with_entropy=False)[0])
+        return found
 
     def _attach(self, micro_batches: Sequence[MicroBatch], name: str, model: Any) -> None:
         for micro, logp in zip(micro_batches, self._passes(model, micro_batches), strict=True):
@@ -239,12 +266,17 @@ class Trainer:
 
 
 def flop_model(model: Any) -> FlopModel:
-    """The ledger's FLOP model of a Hugging Face causal LM: all weights but the embedding table, and the head."""
+    """The ledger's FLOP model of a Hugging Face causal LM: the head and all other weights but the embedding table, of
+    the experts those that a token goes through."""
     config = model.config
     embedding = model.get_input_embeddings().weight.numel()
     head = model.get_output_embeddings().weight
     tied = head is model.get_input_embeddings().weight
     total = sum(p.numel() for p in model.parameters())
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    if experts:
+        n_experts = getattr(config, "num_experts", None) or config.num_local_experts
+        total -= experts * (n_experts - config.num_experts_per_tok) // n_experts
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return FlopModel(
         n_active=total if tied else total - embedding,
@@ -267,3 +299,12 @@ def _kept_sets(rows: Sequence[Row], device: torch.device) -> Tensor:
 
 def _aux_tokens(rows: Sequence[Row], device: torch.device) -> Tensor:
     return torch.cat([torch.as_tensor(row.completion.aux_tokens, dtype=torch.int64) for row in rows]).to(device)
+
+
+def _experts(rows: Sequence[Row], longest: int, device: torch.device) -> Tensor:
+    """[n, longest, layers, top_k]; -1 on padding and on the last token, which the generator never fed."""
+    recorded = [torch.as_tensor(row.completion.experts, dtype=torch.int32) for row in rows]
+    experts = torch.full((len(rows), longest, *recorded[0].shape[1:]), -1, dtype=torch.int32)
+    for i, chosen in enumerate(recorded):
+        experts[i, : len(chosen)] = chosen
+    return experts.to(device)

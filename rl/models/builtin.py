@@ -26,5 +26,6 @@ def build_model(architecture: Architecture, tokenizer: Any, seed: int) -> Any:
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
     )
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(config)
+    with torch.random.fork_rng(devices=[]):  # a cached model and a new one leave the caller's generator alike
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)

@@ -23,23 +23,27 @@ import torch.nn.functional as F
 
 from scalerl.rl.config import BuiltinModel
 from scalerl.rl.config import Task as TaskConfig
+from scalerl.rl.errors import UserError
+from scalerl.rl.ledger import FlopModel
 from scalerl.rl.models.builtin import build_model
 from scalerl.rl.models.tokenizer import ALPHABET, character_tokenizer
 from scalerl.rl.tasks import DemonstratedTask
 
 _IGNORED = -100  # label of tokens without a loss
+REVISION = 1  # raise it when a change of the training code changes the weights that come out
 _REPORT_EVERY = 100
 _SAMPLED = 16  # demonstrations that enter the key
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What the supervised phase took: wall seconds, tokens through backward, their FLOPs (6N each), its last loss."""
+    """What the supervised phase took: wall seconds, tokens through backward (prompts included), their FLOPs as a run's
+    ledger counts them. `final_loss` is the last batch's; None without a step."""
 
     seconds: float
     tokens: int
     flops: float
-    final_loss: float
+    final_loss: float | None
 
 
 @dataclass(frozen=True)
@@ -54,14 +58,20 @@ class WarmStarted:
 def prepare_builtin(config: BuiltinModel, task: DemonstratedTask, task_config: TaskConfig) -> WarmStarted:
     """The built-in model after its warm start on `task`, from the cache where it is there.
 
-    The folder is written beside and renamed into place; of two processes at once the first to finish wins."""
+    The folder is written beside and renamed into place; of two processes at once the first to finish wins. Raises
+    UserError where the cache can't be written."""
     path = Path(config.cache_dir) / "warm_start" / _key(config, task, task_config)
     record = path / "warm_start.json"
     if record.is_file():
         return WarmStarted(path, True, Cost(**json.loads(record.read_text())["cost"]))
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    try:
+        beside.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(
+            f"model.cache_dir={config.cache_dir} can't be written ({error.strerror}); give another folder"
+        ) from None
     tokenizer = character_tokenizer()
     model = build_model(config.architecture, tokenizer, config.warm_start.seed)
     cost = train(model, tokenizer, config, task, _report)
@@ -86,7 +96,12 @@ def train(
     report: Callable[[int, int, float], None] = lambda step, steps, loss: None,
 ) -> Cost:
     """Next-token cross-entropy on the demonstrations' completions; AdamW with a cosine to zero. In place."""
-    warm, start, tokens, loss = config.warm_start, time.perf_counter(), 0, math.nan
+    warm, start, tokens, flops, loss = config.warm_start, time.perf_counter(), 0, 0.0, None
+    flop_model = FlopModel(
+        n_active=sum(p.numel() for p in model.parameters()),  # the head is the embedding table
+        layers=config.architecture.layers,
+        width=config.architecture.hidden_size,
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=warm.lr, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: _cosine(s, warm.steps))
     rng = np.random.default_rng(warm.seed)
@@ -99,11 +114,12 @@ def train(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        tokens += int((labels != _IGNORED).sum())
+        lengths = (ids != tokenizer.pad_token_id).sum(1).tolist()
+        tokens += sum(lengths)
+        flops += 3 * sum(map(flop_model.sequence, lengths))
         loss = float(value.detach())
         if (step + 1) % _REPORT_EVERY == 0:
             report(step + 1, warm.steps, loss)
-    flops = 6.0 * sum(p.numel() for p in model.parameters()) * tokens
     return Cost(time.perf_counter() - start, tokens, flops, loss)
 
 
@@ -116,15 +132,17 @@ def batch(tokenizer: Any, demonstrations: Sequence[tuple[str, str]]) -> tuple[to
         ids.append(torch.tensor(head + tail))
         labels.append(torch.tensor([_IGNORED] * len(head) + tail))
     pad = torch.nn.utils.rnn.pad_sequence
-    return pad(ids, batch_first=True), pad(labels, batch_first=True, padding_value=_IGNORED)
+    padded = pad(ids, batch_first=True, padding_value=tokenizer.pad_token_id)
+    return padded, pad(labels, batch_first=True, padding_value=_IGNORED)
 
 
 def _cosine(step: int, steps: int) -> float:
-    return min(1.0, (step + 1) / max(1, steps // 20)) * 0.5 * (1 + math.cos(math.pi * step / steps))
+    return min(1.0, (step + 1) / max(1, steps // 20)) * 0.5 * (1 + math.cos(math.pi * step / max(1, steps)))
 
 
 def _content(config: BuiltinModel, task: DemonstratedTask, task_config: TaskConfig) -> dict[str, Any]:
     return {
+        "revision": REVISION,
         "alphabet": ALPHABET,
         # A change of the task's code changes its demonstrations, and so the key.
         "demonstrations": task.demonstrations(_SAMPLED, np.random.default_rng(0)),

@@ -29,8 +29,8 @@ class Task(Protocol):
         ...
 
     def verify(self, prompt: Prompt, completion: str) -> bool:
-        """Whether the completion's text, special tokens included, answers the prompt. May raise: a verifier's failure
-        is counted as such and never as a wrong answer."""
+        """Whether a completion that ended answers the prompt: its text, special tokens included but for the end token.
+        May raise: a verifier's failure is counted as such and never as a wrong answer."""
         ...
 
 
@@ -53,7 +53,6 @@ def build_task(config: AdditionTask | CountdownTask) -> DemonstratedTask:
 
 
 def answer_of(completion: str) -> str | None:
-    """What stands between `</think>` and the end token; None where thinking or the answer has not ended."""
-    _, closed, rest = completion.partition("</think>")
-    answer, ended, _ = rest.partition("<end>")
-    return answer.strip() if closed and ended else None
+    """What follows `</think>`; None where thinking has not ended."""
+    _, closed, answer = completion.partition("</think>")
+    return answer.strip() if closed else None

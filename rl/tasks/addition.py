@@ -18,8 +18,8 @@ _HELD_OUT_SHARE = 8  # one pair of operands in so many is held out
 
 
 def is_held_out(a: int, b: int) -> bool:
-    """The split is a function of the operands alone, so train and held-out prompts cannot meet."""
-    return zlib.crc32(f"{a}+{b}".encode()) % _HELD_OUT_SHARE == 0
+    """The split is a function of the operands in any order, so train and held-out problems cannot meet."""
+    return zlib.crc32(f"{min(a, b)}+{max(a, b)}".encode()) % _HELD_OUT_SHARE == 0
 
 
 class Addition:
@@ -37,7 +37,14 @@ class Addition:
 
     @cached_property
     def _train(self) -> tuple[Prompt, ...]:
-        return self._distinct(self._config.n_train, (self._config.seed, 0), lambda a, b: not is_held_out(a, b))
+        n, seed = self._config.n_train, (self._config.seed, 0)
+        prompts = self._distinct(n, seed, lambda a, b: not is_held_out(a, b))
+        if len(prompts) < n:
+            raise UserError(
+                f"task.n_train={n}: there are only about {len(prompts)} prompts of {self._config.min_digits} to "
+                f"{self._config.max_digits} digits to train on; lower task.n_train or raise task.max_digits"
+            )
+        return prompts
 
     @cached_property
     def _held_out(self) -> tuple[Prompt, ...]:
@@ -84,17 +91,15 @@ class Addition:
         wanted: Callable[[int, int], bool],
         digits: tuple[int, int] | None = None,
     ) -> tuple[Prompt, ...]:
+        """n different prompts, or as many as 100 n draws find."""
         rng, found = np.random.default_rng(seed), {}
         for _ in range(100 * n):
             a, b = self._operands(rng, digits)
             if wanted(a, b):
                 found.setdefault((a, b), None)
             if len(found) == n:
-                return tuple(Prompt(f"{a}+{b}", _question(a, b), str(a + b), self.name) for a, b in found)
-        raise UserError(
-            f"task addition: {n} different prompts of {self._config.min_digits} to {self._config.max_digits} digits "
-            f"are not to be had ({len(found)} found); lower task.n_train or raise task.max_digits"
-        )
+                break
+        return tuple(Prompt(f"{a}+{b}", _question(a, b), str(a + b), self.name) for a, b in found)
 
 
 def _question(a: int, b: int) -> str:

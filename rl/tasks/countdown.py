@@ -36,7 +36,14 @@ class Countdown:
 
     @cached_property
     def _train(self) -> tuple[Prompt, ...]:
-        return self._distinct(self._config.n_train, 0, held_out=False)
+        n = self._config.n_train
+        prompts = self._distinct(n, 0, held_out=False)
+        if len(prompts) < n:
+            raise UserError(
+                f"task.n_train={n}: there are only about {len(prompts)} problems of {self._config.numbers} numbers up "
+                f"to {self._config.max_number} to train on; lower task.n_train or raise task.max_number"
+            )
+        return prompts
 
     @cached_property
     def _held_out(self) -> tuple[Prompt, ...]:
@@ -92,17 +99,15 @@ class Countdown:
                 return numbers, target
 
     def _distinct(self, n: int, stream: int, *, held_out: bool) -> tuple[Prompt, ...]:
+        """n different prompts, or as many as 100 n draws find."""
         rng, found = np.random.default_rng((self._config.seed, stream)), {}
         for _ in range(100 * n):
             numbers, target = self._draw(rng)
             if is_held_out(numbers, target) == held_out:
                 found.setdefault((numbers, target), None)
             if len(found) == n:
-                return tuple(_prompt(numbers, target) for numbers, target in found)
-        raise UserError(
-            f"task countdown: {n} different prompts are not to be had ({len(found)} found); lower task.n_train or "
-            "raise task.max_number"
-        )
+                break
+        return tuple(_prompt(numbers, target) for numbers, target in found)
 
 
 def is_held_out(numbers: Sequence[int], target: int) -> bool:

@@ -25,7 +25,7 @@ def test_a_run_folder_holds_configuration_and_environment(tmp_path):
 
 def test_a_folder_that_exists_is_refused_and_left_alone(tmp_path):
     (tmp_path / "run").mkdir()
-    with pytest.raises(UserError, match="exists already.*--resume"):
+    with pytest.raises(UserError, match=r"exists already.*--resume"):
         create_run_dir(a_config(tmp_path / "run"), {})
     assert list((tmp_path / "run").iterdir()) == []
 

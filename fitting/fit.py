@@ -1,0 +1,257 @@
+"""`fit`: one curve, from arrays to a result with its status."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scalerl.fitting import forms, grid
+from scalerl.fitting.errors import InputError
+from scalerl.fitting.intervals import parameter_ends, threshold, value_ends
+from scalerl.fitting.least_squares import Floats
+from scalerl.fitting.result import FitResult
+from scalerl.fitting.sigmoid import R0, A, B, M, Sigmoid
+from scalerl.fitting.status import OPEN_WIDTH, judge
+
+METHODS = ("continuous", "grid", "paper")
+FORMS = ("sigmoid", "power", "exponential", "entropy")
+
+
+def fit(
+    compute: ArrayLike,
+    pass_rate: ArrayLike,
+    *,
+    r0: float | str | None = None,
+    window: tuple[float | None, float | None] | None = None,
+    method: str = "continuous",
+    form: str = "sigmoid",
+    fixed_A: float | None = None,
+    level: float = 0.95,
+    autocorrelation: bool = True,
+    a_grid: ArrayLike | None = None,
+    c_mid_grid: ArrayLike | None = None,
+) -> FitResult:
+    """Fit pass rate against compute.
+
+    compute, pass_rate: [n], in order of training; a C = 0 entry is the base evaluation, which informs R0 and never
+    enters the curve. r0: a number, "base" (one observation of R0), "first" (fixed at the first value), "free", or None:
+    base where there is one, else free (for the grid methods: the base or first value, fixed). window: (low, high) of
+    compute, inclusive, either end None; it never removes the base evaluation. fixed_A holds A. For form="entropy"
+    `compute` is the evaluation's entropy. Points that are not finite are left out.
+
+    Raises InputError for arguments that make no fit; curves that give none have a status instead."""
+    x, y, base = _points(compute, pass_rate, window, form)
+    _check(method, form, level, fixed_A)
+    if form != "sigmoid":
+        return _other_form(x, y, form, level)
+    rule, fixed_r0 = _r0_rule(r0, base, y, method)
+    p = 2 + (fixed_r0 is None) + (fixed_A is None)
+    n_base = int(rule == "base" and fixed_r0 is None)
+    common = {"method": method, "form": form, "r0_rule": rule, "n": len(y), "n_base": n_base, "level": level}
+    if (reason := judge(x, y, p)) is not None:
+        return FitResult(status=reason[0], message=reason[1], warnings=(reason[1],), **common)
+    if method != "continuous":
+        assert fixed_r0 is not None
+        return _on_grid(x, y, fixed_r0, method, a_grid, c_mid_grid, common)
+    problem = Sigmoid.of(x, y, base if n_base else None, fixed_r0, fixed_A)
+    return _continuous(problem, p, level, autocorrelation, common)
+
+
+def _continuous(problem: Sigmoid, p: int, level: float, autocorrelation: bool, common: dict[str, Any]) -> FitResult:
+    theta, ssr = problem.solve()
+    if theta[A] - theta[R0] <= 1e-9:
+        message = f"no curve with A above R0={theta[R0]:.3f} fits; check R0 (--r0)"
+        return FitResult(status="decreasing", message=message, warnings=(message,), **common)
+    residuals = problem.y - problem.curve(theta, problem.x)
+    found = threshold(residuals, ssr, problem.n, p, level, autocorrelation=autocorrelation)
+    ends = parameter_ends(problem, theta, ssr, found.rise)
+    a_interval, a_open = (float(theta[A]), float(theta[A])), (False, False)
+    if A in ends:
+        a_interval = (float(ends[A].low[0]), float(ends[A].high[0]))
+        a_open = (bool(ends[A].low_open[0]), bool(ends[A].high_open[0]))
+    m, b = ends[M], ends[B]
+    c_mid_interval = (
+        0.0 if m.low_open[0] else _compute_of(m.low[0] + problem.shift),
+        np.inf if m.high_open[0] else _compute_of(m.high[0] + problem.shift),
+    )
+    b_interval = (0.0 if b.low_open[0] else np.exp(b.low[0]), np.inf if b.high_open[0] else np.exp(b.high[0]))
+    status, message = "ok", "ok"
+    if A in ends and (a_open[1] or a_interval[1] - a_interval[0] > OPEN_WIDTH):
+        status, message = "asymptote-open", _open_message(a_interval, theta, problem)
+
+    return FitResult(
+        status=status,
+        message=message,
+        warnings=() if status == "ok" else (message,),
+        A=float(theta[A]),
+        B=float(np.exp(theta[B])),
+        C_mid=_compute_of(theta[M] + problem.shift),
+        R0=float(theta[R0]),
+        A_interval=a_interval,
+        B_interval=(float(b_interval[0]), float(b_interval[1])),
+        C_mid_interval=(float(c_mid_interval[0]), float(c_mid_interval[1])),
+        A_open=a_open,
+        B_open=(bool(b.low_open[0]), bool(b.high_open[0])),
+        C_mid_open=(bool(m.low_open[0]), bool(m.high_open[0])),
+        sd=float(np.sqrt(ssr / max(problem.n - p, 1))),
+        rho=found.rho,
+        ssr=ssr,
+        predictor=partial(_predict, problem, theta, ssr, found.rise),
+        **common,
+    )
+
+
+def _predict(problem: Sigmoid, theta: Floats, ssr: float, rise: float, c: float) -> tuple[float, float, float]:
+    at = float(np.log(c)) - problem.shift
+    low, high = value_ends(problem, theta, ssr, rise, at)
+    value = float(problem.curve(theta, np.array([at]))[0])
+    return value, min(low, value), max(high, value)
+
+
+def _open_message(a_interval: tuple[float, float], theta: Floats, problem: Sigmoid) -> str:
+    last, target = problem.x.max() + problem.shift, theta[M] + problem.shift + np.log(2)
+    further = max(target, last + np.log(2))
+    return (
+        f"A is at least {a_interval[0]:.3f}, its ceiling not yet seen; train to about "
+        f"{_compute_of(further):.3g} (2 x C_mid) or more"
+    )
+
+
+def _on_grid(
+    x: Floats,
+    y: Floats,
+    r0: float,
+    method: str,
+    a_grid: ArrayLike | None,
+    c_mid_grid: ArrayLike | None,
+    common: dict[str, Any],
+) -> FitResult:
+    a_values = grid.A_GRID if a_grid is None else np.asarray(a_grid, dtype=float)
+    c_values = grid.C_MID_GRID if c_mid_grid is None else np.asarray(c_mid_grid, dtype=float)
+    a_values = a_values[a_values > r0]
+    if not len(a_values):
+        raise InputError(f"no A of the grid is above R0={r0:.3f}; give a higher --a-grid")
+    cell = (grid.paper if method == "paper" else grid.grid)(x, y, r0, a_values, c_values)
+    if not cell.b > 0:
+        message = "the best cell of the grid has B <= 0: no rising curve of this grid fits"
+        return FitResult(status="decreasing", message=message, warnings=(message,), **common)
+    status, message, edge = "ok", "ok", None
+    if on_edge := cell.on_edge(a_values, c_values):
+        wide_a = np.arange(np.floor(r0 / 0.005) * 0.005 + 0.005, 1.0 + 1e-9, 0.005)
+        wide_c = np.geomspace(min(c_values[0], x.min() / 10), max(c_values[-1], x.max() * 10), 2 * len(c_values))
+        wider = grid.grid(x, y, r0, wide_a, wide_c)
+        edge = {"at": on_edge, "A": wider.a, "B": wider.b, "C_mid": wider.c_mid, "ssr": wider.ssr}
+        status = "at-edge"
+        message = (
+            f"{' and '.join(on_edge)} at the edge of the grid; on a wider one A={wider.a:.3f}, B={wider.b:.2f}, "
+            f"C_mid={wider.c_mid:.4g}"
+        )
+
+    return FitResult(
+        status=status,
+        message=message,
+        warnings=() if status == "ok" else (message,),
+        A=cell.a,
+        B=cell.b,
+        C_mid=cell.c_mid,
+        R0=r0,
+        sd=float(np.sqrt(cell.ssr / max(len(y) - 3, 1))),
+        ssr=cell.ssr,
+        edge=edge,
+        predictor=partial(_cell_value, r0, cell),
+        **common,
+    )
+
+
+def _cell_value(r0: float, cell: grid.Cell, c: float) -> float:
+    return float(r0 + (cell.a - r0) / (1 + np.exp(np.clip(cell.b * np.log(cell.c_mid / c), -700, 700))))
+
+
+def _other_form(x: Floats, y: Floats, form: str, level: float) -> FitResult:
+    common = {"method": "continuous", "form": form, "r0_rule": "none", "n": len(y), "n_base": 0, "level": level}
+    p = 2 if form == "entropy" else 3
+    # Entropy may fall while the pass rate rises, and be 0: only the count of points is judged for its law.
+    reason = judge(x, y, p) if form != "entropy" else judge(np.arange(1.0, len(y) + 1), y, p)
+    if reason is not None and (form != "entropy" or reason[0] == "too-few-points"):
+        return FitResult(status=reason[0], message=reason[1], warnings=(reason[1],), **common)
+    curve = {"power": forms.power, "exponential": forms.exponential, "entropy": forms.entropy_law}[form](x, y)
+    extra = dict(curve.extra)
+    return FitResult(
+        status="ok",
+        message="ok",
+        A=curve.ceiling,
+        B=extra.pop("B", None),
+        sd=float(np.sqrt(curve.ssr / max(len(y) - p, 1))),
+        ssr=curve.ssr,
+        extra=extra,
+        predictor=curve.value,
+        **common,
+    )
+
+
+def _points(
+    compute: ArrayLike, pass_rate: ArrayLike, window: tuple[float | None, float | None] | None, form: str
+) -> tuple[Floats, Floats, float | None]:
+    """(compute > 0 within the window, pass rate, base evaluation), finite, in order of compute."""
+    x, y = np.asarray(compute, dtype=float).ravel(), np.asarray(pass_rate, dtype=float).ravel()
+    if len(x) != len(y):
+        raise InputError(f"compute has {len(x)} values and pass_rate {len(y)}; give one of each an evaluation")
+    finite = np.isfinite(x) & np.isfinite(y)
+    x, y = x[finite], y[finite]
+    if form == "entropy":
+        return x, y, None
+    if len(y) and (y.min() < 0 or y.max() > 1):
+        raise InputError(f"pass rates from {y.min():g} to {y.max():g}: they lie in [0, 1]; divide percentages by 100")
+    if len(x) and x.min() < 0:
+        raise InputError(f"compute {x.min():g} is negative")
+    at_zero = x == 0
+    base = float(y[at_zero][-1]) if at_zero.any() else None
+    low, high = window or (None, None)
+    inside = ~at_zero & (x >= (low or 0)) & (x <= (np.inf if high is None else high))
+    x, y = x[inside], y[inside]
+    order = np.argsort(x, kind="stable")
+    return x[order], y[order], base
+
+
+def _r0_rule(r0: float | str | None, base: float | None, y: Floats, method: str) -> tuple[str, float | None]:
+    """(rule, fixed R0 or None where it is fitted)."""
+    if r0 is None:
+        r0 = ("base" if base is not None else "first") if method != "continuous" else None
+        r0 = r0 or ("base" if base is not None else "free")
+    if isinstance(r0, str) and r0 not in ("base", "first", "free"):
+        raise InputError(f"r0={r0!r}: base, first, free or a number from 0 to below 1")
+    if r0 == "base" and base is None:
+        raise InputError("r0=base needs a base evaluation (a point at compute 0); use first, free or a number")
+    if r0 == "free" and method != "continuous":
+        raise InputError(f"method {method} needs a fixed R0; use r0=base, first or a number")
+    if r0 == "base":
+        return "base", (base if method != "continuous" else None)
+    if r0 == "first":
+        return "first", (base if base is not None else float(y[0]) if len(y) else 0.0)
+    if r0 == "free":
+        return "free", None
+    if not 0 <= float(r0) < 1:
+        raise InputError(f"r0={r0}: a pass rate from 0 to below 1")
+    return "fixed", float(r0)
+
+
+def _check(method: str, form: str, level: float, fixed_a: float | None) -> None:
+    if method not in METHODS:
+        raise InputError(f"method={method}: one of {', '.join(METHODS)}")
+    if form not in FORMS:
+        raise InputError(f"form={form}: one of {', '.join(FORMS)}")
+    if form != "sigmoid" and method != "continuous":
+        raise InputError(f"method={method} fits form=sigmoid only")
+    if not 0 < level < 1:
+        raise InputError(f"level={level}: between 0 and 1, for example 0.95")
+    if fixed_a is not None and not 0 < fixed_a <= 1:
+        raise InputError(f"fixed_A={fixed_a}: above 0 and at most 1")
+    if fixed_a is not None and (method != "continuous" or form != "sigmoid"):
+        raise InputError("fixed_A goes with method=continuous and form=sigmoid")
+
+
+def _compute_of(log: float) -> float:
+    return float(np.exp(np.clip(log, -700.0, 700.0)))
