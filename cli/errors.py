@@ -6,6 +6,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_CODES = (
+    ("scalerl.rl.errors", "UserError", 2),
+    ("scalerl.fitting.errors", "InputError", 2),
+    ("scalerl.rl.errors", "RunEnded", 1),
+)
+
 
 @contextmanager
 def user_errors() -> Iterator[None]:
@@ -21,10 +27,9 @@ def user_errors() -> Iterator[None]:
 
 
 def _exit_code(error: Exception) -> int | None:
-    # Imported here: neither package may slow down `--help`.
-    from scalerl.fitting.errors import InputError
-    from scalerl.rl.errors import RunEnded, UserError
-
-    if isinstance(error, (UserError, InputError)):
-        return 2
-    return 1 if isinstance(error, RunEnded) else None
+    # A class whose module was never imported was never raised: nothing is loaded to tell.
+    for module, name, code in _CODES:
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(error, kind):
+            return code
+    return None

@@ -38,11 +38,12 @@ def start_run(config: RunConfig, sources: Mapping[str, str]) -> Path:
     """Train from step 0 into a new run folder; returns the folder.
 
     Raises UserError on bad input, with no folder left behind, and RunEnded where the run can't go on."""
+    new_parent = not Path(config.run_dir).parent.exists()
     path = create_run_dir(config, sources)
     try:
         run = Run(config, path)
     except UserError:
-        shutil.rmtree(path)
+        shutil.rmtree(path.parent if new_parent else path)
         raise
     run.train()
     return path
