@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of chosen tokens straight from hidden states and head weights.
 
-No [T, V] tensor is ever in memory. `token_logprobs` makes logits a tile of tokens x vocabulary at a time, and makes them
-again in the backward pass; `weighted_logprob_sum` is told the loss's coefficients, and needs no second pass."""
+No [T, V] tensor is ever in memory. `token_logprobs` makes logits a tile of tokens x vocabulary at a time, and makes
+them again in the backward pass; `weighted_logprob_sum` is told the loss's coefficients, and needs no second pass."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def token_logprobs_reference(
     log_p = z.log_softmax(-1)
     entropy = -(log_p.exp() * log_p).sum(-1)
     if kept is not None:
-        log_p = z.masked_fill(~_allowed(kept, slice(0, len(weight))), -torch.inf).log_softmax(-1)
+        beyond = z.shape[-1]  # where the padding goes
+        allowed = torch.zeros(len(z), beyond + 1, dtype=torch.bool, device=z.device)
+        allowed = allowed.scatter(-1, kept.where(kept >= 0, beyond), True)[:, :beyond]
+        log_p = z.masked_fill(~allowed, -torch.inf).log_softmax(-1)
     return log_p.gather(-1, targets[:, None]).squeeze(-1), entropy
 
 
@@ -75,7 +78,8 @@ def weighted_logprob_sum(
 
     coefficient: (logp of a chunk [t], its rows) -> c [t], held constant in the gradient, such as CISPO's
     sg(min(rho, eps_max)) A; it may depend on a token's own log-probability, not on other tokens'. chunk: tokens whose
-    logits over the whole vocabulary are in memory at once. Other arguments as in `token_logprobs`. One backward pass."""
+    logits over the whole vocabulary are in memory at once. Other arguments as in `token_logprobs`. A second backward
+    pass raises RuntimeError."""
     if hidden.dtype == torch.float64:
         head_dtype = torch.float64
     return _WeightedLogprobSum.apply(hidden, weight, targets, coefficient, temperature, head_dtype, kept, chunk)

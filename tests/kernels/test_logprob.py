@@ -8,10 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from scalerl.kernels import logprob as module
 from scalerl.kernels.head import head_logits
-from scalerl.kernels.logprob import token_logits, token_logprobs
+from scalerl.kernels.logprob import (
+    token_logits,
+    token_logprobs,
+    token_logprobs_reference,
+    weighted_logprob_sum,
+)
 
 T, H, V = 11, 6, 17
+
+
+@pytest.fixture(params=[5, V, 1024], ids=lambda width: f"tile{width}", autouse=True)
+def vocabulary_tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ragged tiles of the vocabulary, one that fits exactly, and the shipped width."""
+    monkeypatch.setattr(module, "VOCABULARY_TILE", request.param)
 
 
 def problem(dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -31,18 +43,6 @@ def kept_sets(targets: Tensor) -> Tensor:
     return sets
 
 
-def reference(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, kept: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    z = hidden @ weight.mT / temperature
-    log_p = z.log_softmax(-1)
-    entropy = -(log_p.exp() * log_p).sum(-1)
-    if kept is not None:
-        allowed = torch.zeros(len(targets), V + 1, dtype=torch.bool).scatter(1, kept % (V + 1), True)[:, :V]
-        log_p = z.masked_fill(~allowed, -torch.inf).log_softmax(-1)
-    return log_p.gather(1, targets[:, None])[:, 0], entropy
-
-
 @pytest.mark.parametrize("chunk", [1, 4, T, 4096])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("masked", [False, True])
@@ -53,7 +53,7 @@ def test_values_and_gradients(chunk: int, temperature: float, masked: bool, with
     logp, entropy = token_logprobs(
         hidden, weight, targets, temperature=temperature, kept=kept, chunk=chunk, with_entropy=with_entropy
     )
-    expected, expected_entropy = reference(hidden, weight, targets, temperature, kept)
+    expected, expected_entropy = token_logprobs_reference(hidden, weight, targets, temperature=temperature, kept=kept)
     torch.testing.assert_close(logp, expected, rtol=0, atol=1e-10)
     a, b = torch.randn(2, T, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     value, wanted = (a * logp).sum(), (a * expected).sum()
@@ -86,6 +86,55 @@ def test_a_kept_set_of_the_target_alone_has_probability_one_and_no_gradient() ->
         torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("chunk", [1, 4, 4096])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_one_pass_variant_has_the_same_value_and_gradient(chunk: int, masked: bool) -> None:
+    """CISPO's coefficient, which depends on the log-probability and is held constant."""
+    hidden, weight, targets = problem(seed=5)
+    kept = kept_sets(targets) if masked else None
+    logp_gen, advantage = torch.randn(2, T, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) - 1
+
+    def coefficient(logp: Tensor, rows: slice) -> Tensor:
+        return (logp - logp_gen[rows]).exp().clamp(max=1.5) * advantage[rows]
+
+    value, logp = weighted_logprob_sum(hidden, weight, targets, coefficient, temperature=0.7, kept=kept, chunk=chunk)
+    expected, _ = token_logprobs_reference(hidden, weight, targets, temperature=0.7, kept=kept)
+    wanted = (coefficient(expected.detach(), slice(None)) * expected).sum()
+    assert not logp.requires_grad
+    torch.testing.assert_close(logp, expected.detach(), rtol=0, atol=1e-10)
+    torch.testing.assert_close(value, wanted, rtol=0, atol=1e-10)
+    found, right = (torch.autograd.grad(-3 * v, (hidden, weight)) for v in (value, wanted))
+    torch.testing.assert_close(found, right, rtol=0, atol=1e-10)
+
+
+def test_the_one_pass_variant_goes_back_once() -> None:
+    hidden, weight, targets = problem()
+    value, _ = weighted_logprob_sum(hidden, weight, targets, lambda logp, rows: torch.ones_like(logp))
+    value.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="one backward pass only"):
+        value.backward()
+
+
+@pytest.mark.parametrize("head", [torch.float32, torch.bfloat16])
+def test_bfloat16_weights(head: torch.dtype) -> None:
+    """Both variants under an fp32 and a bf16 head: gradients come back in bf16, within its rounding."""
+    exact_h, exact_w, targets = (t.detach() for t in problem(torch.float32))
+    hidden, weight = exact_h.bfloat16().requires_grad_(), exact_w.bfloat16().requires_grad_()
+    exact_h, exact_w = (t.detach().float().requires_grad_() for t in (hidden, weight))
+    expected, _ = token_logprobs_reference(exact_h, exact_w, targets)
+    right = torch.autograd.grad(expected.sum(), (exact_h, exact_w))
+    logp, _ = token_logprobs(hidden, weight, targets, head_dtype=head, chunk=4)
+    value, same = weighted_logprob_sum(
+        hidden, weight, targets, lambda logp, rows: torch.ones_like(logp), head_dtype=head, chunk=4
+    )
+    torch.testing.assert_close(same, logp.detach(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(logp, expected, rtol=0, atol=1e-5 if head == torch.float32 else 0.05)
+    for total in (logp.sum(), value):
+        for found, exact in zip(torch.autograd.grad(total, (hidden, weight)), right, strict=True):
+            assert found.dtype == torch.bfloat16
+            assert (found.float() - exact).norm() < (0.005 if head == torch.float32 else 0.02) * exact.norm()
+
+
 def test_by_hand() -> None:
     """Logits (0, log 3) at temperature 1: p = (1/4, 3/4), H = (2 log 2) / 4 + 3/4 log(4/3)."""
     hidden, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [torch.tensor(3.0).log()]])
@@ -100,10 +149,13 @@ def test_by_hand() -> None:
 def test_no_tokens(dtype: torch.dtype) -> None:
     hidden = torch.zeros(0, H, dtype=dtype, requires_grad=True)
     weight = torch.ones(V, H, dtype=dtype, requires_grad=True)
-    logp, entropy = token_logprobs(hidden, weight, torch.zeros(0, dtype=torch.int64), with_entropy=True)
+    targets = torch.zeros(0, dtype=torch.int64)
+    logp, entropy = token_logprobs(hidden, weight, targets, with_entropy=True)
     assert entropy is not None and logp.shape == entropy.shape == (0,) and logp.dtype == dtype
-    (logp.sum() + entropy.sum()).backward()
+    value, _ = weighted_logprob_sum(hidden, weight, targets, lambda logp, rows: logp)
+    (logp.sum() + entropy.sum() + value).backward()
     assert hidden.grad is not None and hidden.grad.shape == (0, H)
+    assert weight.grad is not None and not weight.grad.any()
 
 
 def test_a_bfloat16_head_rounds_like_the_generators() -> None:
@@ -112,7 +164,7 @@ def test_a_bfloat16_head_rounds_like_the_generators() -> None:
     logp, _ = token_logprobs(hidden, weight, targets, head_dtype=torch.bfloat16, chunk=4)
     rounded = head_logits(hidden, weight, torch.bfloat16).log_softmax(-1).gather(1, targets[:, None])[:, 0]
     torch.testing.assert_close(logp, rounded, rtol=0, atol=1e-5)
-    exact, _ = reference(hidden, weight, targets, 1.0, None)
+    exact, _ = token_logprobs_reference(hidden, weight, targets)
     assert 1e-4 < (logp - exact).abs().max() < 0.1
     for found, right in zip(
         torch.autograd.grad(logp.sum(), (hidden, weight)),
@@ -128,7 +180,7 @@ def test_bfloat16_hidden_states_and_a_float32_head() -> None:
     hidden, weight, targets = problem(torch.float32)
     coarse = hidden.detach().bfloat16().requires_grad_()
     logp, _ = token_logprobs(coarse, weight, targets)
-    expected, _ = reference(coarse.float(), weight, targets, 1.0, None)
+    expected, _ = token_logprobs_reference(coarse.float(), weight, targets)
     torch.testing.assert_close(logp, expected, rtol=0, atol=1e-5)
     assert torch.autograd.grad(logp.sum(), coarse)[0].dtype == torch.bfloat16
 
