@@ -48,10 +48,13 @@ def fit(
     `scalerl fit runs/base runs/dapo --extrapolate 2x --compare --plot curves.pdf`
     """
     with user_errors():
+        from scalerl.fitting.errors import InputError
         from scalerl.fitting.readers import read_runs
 
         check_outputs(json_file, csv_file, plot)
         settings = o.settings(r0, fit_min, fit_max, method, form, a_grid, cmid_grid, level, iid)
+        if form == "entropy" and (extrapolate or plot or backtest):
+            raise InputError("--form entropy has no compute axis; leave out --extrapolate, --plot and --backtest")
         runs = read_runs(
             inputs,
             x=x,

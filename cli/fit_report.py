@@ -23,6 +23,8 @@ _WIDTH = 140  # where stdout is no terminal
 
 _WINDOW_HINT = "fitted from the first point on; the published fits leave out about the first epoch (--fit-min)"
 
+_FREE_HINT = "R0 free: there is no base evaluation (a row at compute 0), which would narrow the intervals"
+
 STATUS_WORDS = {
     "ok": "ok",
     "asymptote-open": "ceiling not yet seen",
@@ -96,13 +98,17 @@ def table(rows: Sequence[Row], settings: Settings) -> None:
     for row in rows:
         for line in _lines(row):
             console.print(line, markup=False, soft_wrap=True)
+    free = [row for row in rows if row.curve.result.r0_rule == "free" and row.curve.result.A is not None]
+    if free and settings.r0 is None:
+        console.print(_FREE_HINT, style="dim", soft_wrap=True)
     if settings.window[0] is None and settings.form == "sigmoid":
         console.print(_WINDOW_HINT, style="dim", soft_wrap=True)
 
 
 def _title(rows: Sequence[Row], settings: Settings) -> str:
     run = rows[0].curve.run
-    kind = f"{settings.level:.0%} intervals in brackets" if settings.method == "continuous" else "no intervals"
+    intervals = any(row.curve.result.A_interval is not None for row in rows)
+    kind = f"{settings.level:.0%} intervals in brackets" if intervals else "no intervals"
     return f"{run.y_name} against {run.x_name}; form {settings.form}, method {settings.method}, {kind}"
 
 

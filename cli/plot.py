@@ -59,6 +59,8 @@ def plot(
 
         if kind not in KINDS:
             raise InputError(f"--kind {kind}: one of {', '.join(KINDS)}")
+        if form == "entropy":
+            raise InputError("--form entropy has no compute axis to draw; use scalerl fit")
         check_outputs(None, None, output)
         settings = o.settings(r0, fit_min, fit_max, method, form, a_grid, cmid_grid, level, iid)
         runs = read_runs(

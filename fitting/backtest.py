@@ -14,10 +14,21 @@ from scalerl.fitting.result import FitResult
 
 
 @dataclass(frozen=True)
+class Predicted:
+    """A point that the fit did not see, and what it says there; low and high are None without intervals."""
+
+    C: float
+    pass_rate: float
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
 class Backtest:
     """fitted: the fit of the points up to `cut`. mae: mean |predicted - measured| over the `n` points beyond. coverage:
     share of these whose measured value lies in the curve's interval widened by two residual sds (None without
-    intervals). None where the fit is withheld."""
+    intervals). None where the fit is withheld. predictions: of the points beyond, in the order given."""
 
     fitted: FitResult
     cut: float
@@ -25,6 +36,7 @@ class Backtest:
     mae: float | None
     bias: float | None
     coverage: float | None
+    predictions: tuple[Predicted, ...] = ()
 
     def __str__(self) -> str:
         if self.mae is None:
@@ -35,16 +47,21 @@ class Backtest:
 
     def to_dict(self) -> dict[str, Any]:
         names = ("cut", "n", "mae", "bias", "coverage")
-        return {"status": self.fitted.status, **{name: getattr(self, name) for name in names}}
+        predictions = [vars(point) for point in self.predictions]
+        return {"status": self.fitted.status, **{n: getattr(self, n) for n in names}, "predictions": predictions}
 
 
 def backtest(compute: ArrayLike, pass_rate: ArrayLike, *, fraction: float = 0.5, **options: Any) -> Backtest:
     """Fit the points up to `fraction` of the largest compute and predict the rest. options: of `fit`, its window too.
 
-    Raises InputError where no point lies beyond the cut."""
+    Raises InputError where no point lies beyond the cut, and for the entropy law."""
+    if options.get("form") == "entropy":
+        raise InputError("a backtest goes by compute, and the entropy law has none; use another form")
     if not 0 < fraction < 1:
         raise InputError(f"fraction={fraction}: between 0 and 1, for example 0.5")
-    x, y = np.asarray(compute, dtype=float), np.asarray(pass_rate, dtype=float)
+    x, y = np.asarray(compute, dtype=float).ravel(), np.asarray(pass_rate, dtype=float).ravel()
+    if len(x) != len(y):
+        raise InputError(f"compute has {len(x)} values and pass_rate {len(y)}; give one of each an evaluation")
     low, high = options.pop("window", None) or (None, None)
     inside = np.isfinite(x) & np.isfinite(y) & (x <= (np.inf if high is None else high))
     x, y = x[inside], y[inside]
@@ -55,11 +72,16 @@ def backtest(compute: ArrayLike, pass_rate: ArrayLike, *, fraction: float = 0.5,
     fitted = fit(x, y, window=(low, cut), **options)
     if fitted.A is None:
         return Backtest(fitted, cut, int(beyond.sum()), None, None, None)
-    predictions = [fitted.predict(float(c)) for c in x[beyond]]
-    if not isinstance(predictions[0], tuple):
-        errors = np.array(predictions) - y[beyond]
-        return Backtest(fitted, cut, len(errors), float(np.abs(errors).mean()), float(errors.mean()), None)
-    value, lower, upper = np.array(predictions).T
-    errors, slack = value - y[beyond], 2 * (fitted.sd or 0.0)
-    covered = (y[beyond] >= lower - slack) & (y[beyond] <= upper + slack)
-    return Backtest(fitted, cut, len(errors), float(np.abs(errors).mean()), float(errors.mean()), float(covered.mean()))
+    points = tuple(_predicted(fitted, c, rate) for c, rate in zip(x[beyond].tolist(), y[beyond].tolist(), strict=True))
+    errors, slack = np.array([p.value - p.pass_rate for p in points]), 2 * (fitted.sd or 0.0)
+    inside = [
+        p.low - slack <= p.pass_rate <= p.high + slack for p in points if p.low is not None and p.high is not None
+    ]
+    coverage = float(np.mean(inside)) if inside else None
+    return Backtest(fitted, cut, len(points), float(np.abs(errors).mean()), float(errors.mean()), coverage, points)
+
+
+def _predicted(fitted: FitResult, c: float, rate: float) -> Predicted:
+    value = fitted.predict(c)
+    value, low, high = value if isinstance(value, tuple) else (value, None, None)
+    return Predicted(c, rate, value, low, high)

@@ -21,6 +21,9 @@ DRAWS = 10_000
 _ONE_SD = 0.6827
 
 
+Options = Mapping[str, Any]  # of `fit`
+
+
 class HasCurve(Protocol):
     @property
     def name(self) -> str: ...
@@ -47,19 +50,22 @@ class Compared:
 
 @dataclass(frozen=True)
 class Arm:
-    """Seeds of one arm: mean A with its t interval, and the sd between the runs' values at the target."""
+    """Seeds of one arm: mean A with its t interval, the sd between the runs' values at the target, and the share of
+    draws in which the mean of its seeds is the highest of all arms (a run without one stands for itself)."""
 
     name: str
     runs: tuple[str, ...]
     A: float
     A_interval: Pair
     run_sd: float
+    probability: float
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """runs in the order given. common_A: of the tied runs. b_noise: half-width that a difference of two B must exceed
-    at the level of the intervals. run_sd: between runs that differ in their seed only, and where it is from."""
+    """runs in the order given. A run whose A has no upper end is neither highest nor tied: its ceiling isn't known.
+    common_A: of the tied runs. b_noise: half-width that a difference of two B must exceed at the level of the
+    intervals. run_sd: between runs that differ in their seed only, and where it is from."""
 
     target: float
     margin: float
@@ -110,36 +116,44 @@ def compare(
     budget. arms: run name -> arm name; an arm of several runs is one recipe under several seeds, which gives the margin
     (twice the sd of A between seeds, at least MARGIN) and the run-to-run sd unless they are given. options: of `fit`.
 
-    Raises InputError for fewer than two runs, and for methods without intervals."""
+    Raises InputError for fewer than two runs, an arm of a run that is not there, and methods without intervals."""
     curves = _curves(runs)
     if len(curves) < 2:
         raise InputError(f"a comparison needs at least two runs (have {len(curves)})")
+    if unknown := [name for name in arms or {} if name not in curves]:
+        raise InputError(f"arms names '{unknown[0]}', which is no run here; the runs are {', '.join(curves)}")
     if options.get("method", "continuous") != "continuous" or options.get("form", "sigmoid") != "sigmoid":
         raise InputError("a comparison needs intervals: use method=continuous and form=sigmoid")
     results = {name: fit(x, y, **options) for name, (x, y) in curves.items()}
     usable = [name for name, r in results.items() if r.A is not None]
-    goal = float(target) if target is not None else 2 * max(float(np.max(x, initial=0)) for x, _ in curves.values())
+    budgets = [float(np.max(x[np.isfinite(x)], initial=0)) for x, _ in curves.values()]
+    goal = float(target) if target is not None else 2 * max(budgets)
     if not (goal > 0 and np.isfinite(goal)):
         raise InputError(f"target={goal}: compute is a positive number")
     values = {name: results[name].predict(goal) for name in usable}
-    seeded = _arms(arms or {}, results, {n: v[0] for n, v in values.items()}, options.get("level", 0.95))
+    seeds = _seeds(arms or {}, usable)
     source = "given"
     if run_sd is None:
-        run_sd, source = _pooled([arm.run_sd for arm in seeded], [len(arm.runs) for arm in seeded])
+        between = {arm: _sd([values[n][0] for n in names]) for arm, names in seeds.items()}
+        run_sd, source = _pooled(list(between.values()), [len(names) for names in seeds.values()])
     if margin is None:
-        margin = max([MARGIN, *(2 * _sd([results[n].A for n in arm.runs]) for arm in seeded)])
+        margin = max([MARGIN, *(2 * _sd([results[n].A for n in names]) for names in seeds.values())])
     tied = _tied(results, usable, margin)
     common_a = _mean([results[n].A for n in tied]) if tied else None
     at_common = {**options, "fixed_A": common_a}
     common = {n: fit(*curves[n], **at_common) for n in tied} if len(tied) > 1 else {}
-    probability = _leading(curves, usable, goal, run_sd, draws, seed, options)
+    samples = {n: _draws(curves[n], goal, run_sd, draws, (seed, i), options) for i, n in enumerate(usable)}
+    probability = _leading(samples)
+    recipes = _leading(_recipes(samples, seeds))
     compared = tuple(
         Compared(name, result, name in tied, common.get(name), value, low, high, probability.get(name))
         for name, result in results.items()
         for value, low, high in [values.get(name, (None, None, None))]
     )
+    level = options.get("level", 0.95)
+    seeded = tuple(_arm(arm, n, results, values, recipes[arm], level) for arm, n in seeds.items())
     noise = _b_noise(list(common.values()))
-    verdict = _verdict(compared, goal, noise)
+    verdict = "; ".join([*_leader(recipes, seeds, values, goal), *_ceilings(compared, noise), *_withheld(compared)])
     return Comparison(goal, margin, run_sd, source, common_a, noise, compared, seeded, verdict)
 
 
@@ -154,52 +168,62 @@ def _curves(runs: Mapping[str, tuple[ArrayLike, ArrayLike]] | Sequence[HasCurve]
 
 
 def _tied(results: Mapping[str, FitResult], usable: Sequence[str], margin: float) -> list[str]:
-    ceilings = {name: a for name in usable if (a := results[name].A) is not None}
-    if not ceilings:
-        return []
-    highest = max(ceilings.values())
-    return [name for name, a in ceilings.items() if a >= highest - margin]
+    """Within the margin of the highest A, of those with an upper end: an open A is no estimate."""
+    ceilings = {name: a for name in usable if (a := results[name].A) is not None and not _is_open(results[name])}
+    return [name for name, a in ceilings.items() if a >= max(ceilings.values()) - margin]
 
 
-def _leading(
-    curves: Mapping[str, tuple[Floats, Floats]],
-    usable: Sequence[str],
-    goal: float,
-    run_sd: float,
-    draws: int,
-    seed: int,
-    options: Mapping[str, Any],
-) -> dict[str, float]:
-    """The share of draws in which each run is highest at the target. A draw: a two-piece normal whose sds are the
-    distances to the 68 % profile ends, plus the run-to-run sd."""
-    if not usable:
-        return {}
-    one_sd: dict[str, Any] = {**options, "level": _ONE_SD}
-    rng, samples = np.random.default_rng(seed), []
+def _seeds(arms: Mapping[str, str], usable: Sequence[str]) -> dict[str, list[str]]:
+    """Arm -> its runs, of arms with two usable runs or more."""
+    found: dict[str, list[str]] = {}
     for name in usable:
-        value, low, high = fit(*curves[name], **one_sd).predict(goal)
-        below, above = max(value - low, 1e-12), max(high - value, 1e-12)
-        z = np.abs(rng.standard_normal(draws))
-        down = rng.random(draws) < below / (below + above)
-        samples.append(value + np.where(down, -below, above) * z + run_sd * rng.standard_normal(draws))
-    winners = np.bincount(np.argmax(samples, axis=0), minlength=len(usable))
-    return dict(zip(usable, (winners / draws).tolist(), strict=True))
+        if name in arms:
+            found.setdefault(arms[name], []).append(name)
+    return {arm: names for arm, names in found.items() if len(names) > 1}
 
 
-def _arms(
-    arms: Mapping[str, str], results: Mapping[str, FitResult], values: Mapping[str, float], level: float
-) -> tuple[Arm, ...]:
-    found = []
-    for arm in dict.fromkeys(arms.values()):
-        names = tuple(n for n, a in arms.items() if a == arm and n in values)
-        ceilings = [results[n].A for n in names]
-        if len(names) < 2:
-            continue
-        mean = _mean(ceilings)
-        half = float(t_distribution.ppf((1 + level) / 2, len(names) - 1)) * _sd(ceilings) / np.sqrt(len(names))
-        interval = (max(0.0, mean - half), min(1.0, mean + half))
-        found.append(Arm(arm, names, mean, interval, _sd([values[n] for n in names])))
-    return tuple(found)
+def _draws(
+    curve: tuple[Floats, Floats], goal: float, run_sd: float, draws: int, seed: tuple[int, int], options: Options
+) -> Floats:
+    """Values of one run at the target [draws]: a two-piece normal whose sds are the distances to the 68 % profile ends,
+    plus the run-to-run sd."""
+    value, low, high = fit(*curve, **{**options, "level": _ONE_SD}).predict(goal)
+    below, above = max(value - low, 1e-12), max(high - value, 1e-12)
+    rng = np.random.default_rng(seed)
+    z = np.abs(rng.standard_normal(draws))
+    down = rng.random(draws) < below / (below + above)
+    return value + np.where(down, -below, above) * z + run_sd * rng.standard_normal(draws)
+
+
+def _recipes(samples: Mapping[str, Floats], seeds: Mapping[str, Sequence[str]]) -> dict[str, Floats]:
+    """The draws of each arm's mean, and of the runs that stand alone."""
+    inside = {name for names in seeds.values() for name in names}
+    means = {arm: np.mean([samples[n] for n in names], axis=0) for arm, names in seeds.items()}
+    return means | {name: sample for name, sample in samples.items() if name not in inside}
+
+
+def _leading(samples: Mapping[str, Floats]) -> dict[str, float]:
+    """The share of draws in which each is highest."""
+    if not samples:
+        return {}
+    winners = np.argmax(list(samples.values()), axis=0)
+    shares = np.bincount(winners, minlength=len(samples)) / len(winners)
+    return dict(zip(samples, shares.tolist(), strict=True))
+
+
+def _arm(
+    arm: str,
+    names: Sequence[str],
+    results: Mapping[str, FitResult],
+    values: Mapping[str, Any],
+    probability: float,
+    level: float,
+) -> Arm:
+    ceilings = [results[n].A for n in names]
+    mean = _mean(ceilings)
+    half = float(t_distribution.ppf((1 + level) / 2, len(names) - 1)) * _sd(ceilings) / np.sqrt(len(names))
+    interval = (max(0.0, mean - half), min(1.0, mean + half))
+    return Arm(arm, tuple(names), mean, interval, _sd([values[n][0] for n in names]), probability)
 
 
 def _mean(values: Sequence[float | None]) -> float:
@@ -224,27 +248,48 @@ def _b_noise(common: Sequence[FitResult]) -> float | None:
     return float(np.hypot(*widths[-2:])) if len(widths) > 1 else None
 
 
-def _verdict(runs: Sequence[Compared], goal: float, noise: float | None) -> str:
-    usable = [r for r in runs if r.value is not None and r.probability is not None]
-    withheld = [f"{r.name} gives no fit ({r.result.status})" for r in runs if r.value is None]
-    if not usable:
-        return "no run gives a usable fit: " + "; ".join(withheld)
-    lead = max(usable, key=lambda r: r.probability or 0.0)
-    share = lead.probability or 0.0
+def _is_open(result: FitResult) -> bool:
+    return result.A_open is not None and result.A_open[1]
+
+
+def _ceiling(result: FitResult) -> str:
+    if result.status == "asymptote-open" and result.A_interval is not None:
+        return f"at least {result.A_interval[0]:.3f}"
+    return f"{result.A:.3f}"
+
+
+def _leader(
+    recipes: Mapping[str, float], seeds: Mapping[str, Sequence[str]], values: Mapping[str, Any], goal: float
+) -> list[str]:
+    if not recipes:
+        return ["no run gives a usable fit"]
+    lead = max(recipes, key=lambda name: recipes[name])
+    share, value = recipes[lead], _mean([values[n][0] for n in seeds.get(lead, [lead])])
+    if len(recipes) == 1:
+        return [f"at {goal:.4g} only {lead} gives a value, {value:.3f}"]
     strength = "leads" if share >= 0.95 else "probably leads" if share >= 0.75 else "is not told apart from the others"
-    lines = [f"at {goal:.4g} {lead.name} {strength}: highest in {share:.0%} of draws, curve {lead.value:.3f}"]
-    tied = [r for r in usable if r.common is not None]
+    of_seeds = f" (mean of {len(seeds[lead])} seeds)" if lead in seeds else ""
+    return [f"at {goal:.4g} {lead}{of_seeds} {strength}: highest in {share:.0%} of draws, curve {value:.3f}"]
+
+
+def _ceilings(runs: Sequence[Compared], noise: float | None) -> list[str]:
+    """What is known of A, and where it ties, of B."""
+    lines = []
+    tied = [(r.name, r.common.B, r.common.C80) for r in runs if r.common is not None and r.common.B is not None]
+    seen = [r for r in runs if r.result.A is not None and not _is_open(r.result)]
     if len(tied) > 1 and noise is not None:
-        order = sorted(tied, key=lambda r: -((r.common and r.common.B) or 0.0))
-        steepness = ", ".join(
-            f"{r.name} B {r.common.B:.2f}, C80 {r.common.C80:.4g}"
-            for r in order
-            if r.common and r.common.B and r.common.C80
-        )
-        bs = [r.common.B for r in order if r.common and r.common.B]
-        beyond = "beyond" if max(bs) - min(bs) > noise else "within"
-        lines.append(f"tied on A: {steepness}; the B differ {beyond} their noise ({noise:.2f})")
-    else:
-        best = max(usable, key=lambda r: r.result.A or 0.0)
-        lines.append(f"highest ceiling: {best.name}, A {best.result.A:.3f}")
-    return "; ".join(lines + withheld)
+        tied.sort(key=lambda run: -run[1])
+        each = ", ".join(f"{name} B {b:.2f}, C80 {c80:.4g}" for name, b, c80 in tied)
+        beyond = "beyond" if tied[0][1] - tied[-1][1] > noise else "within"
+        lines.append(f"tied on A: {each}; the B differ {beyond} their noise ({noise:.2f})")
+    elif seen:
+        best = max(seen, key=lambda r: r.result.A or 0.0)
+        lines.append(f"highest ceiling: {best.name}, A {_ceiling(best.result)}")
+    lines += [
+        f"{r.name}'s is open, A {_ceiling(r.result)}" for r in runs if r.result.A is not None and _is_open(r.result)
+    ]
+    return lines
+
+
+def _withheld(runs: Sequence[Compared]) -> list[str]:
+    return [f"{r.name} gives no fit ({r.result.status})" for r in runs if r.value is None]

@@ -117,8 +117,7 @@ def fit_runs(
 ) -> list[Curve]:
     """Fit every run, many of them in several processes. `on_fitted` is called once a run, for progress."""
     curves = []
-    # Only the sigmoid's results can cross between processes, and only they take long.
-    if processes < 2 or len(runs) < _PARALLEL_FROM or settings.form != "sigmoid":
+    if processes < 2 or len(runs) < _PARALLEL_FROM:
         for run in runs:
             curves.append(fit_run(run, settings))
             on_fitted()

@@ -79,13 +79,17 @@ def leave_one_out(
         figure = Figure(figsize=(7.2, 3.5 + 0.16 * max(0, len(fits) - 3)), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
         _pass_rate_panel(left, fits, until)
-        left.set_title(title or "pass rate", loc="left")
+        if title:
+            left.set_title(title, loc="left")
         order = {curve.run.name: i for i, curve in enumerate(fits)}
         left_out = sum(_linear(right, curve, order[curve.run.name]) for curve in common)
         _label_compute(right, [curve.run for curve in (common or fits)])
         right.set_ylabel(r"$\log\,[(R - R_0)\,/\,(A - R)]$")
-        right.set_title(_common_title(common, left_out), loc="left")
-        slopes = {curve.run.name: f"common-A slope B {curve.result.B:.2f}" for curve in common}
+        right.set_title(f"with one A = {common[0].result.A:.3f}" if common else "no two runs tied on A", loc="left")
+        if left_out:
+            note = f"{left_out} point{'s' if left_out > 1 else ''} outside ($R_0$, A) not shown"
+            right.text(0.98, 0.03, note, transform=right.transAxes, ha="right", fontsize=7, color="#555555")
+        slopes = {curve.run.name: f"slope B {curve.result.B:.2f} with one A" for curve in common}
         handles = [_handle(i, _legend(c, slopes.get(c.run.name))) for i, c in enumerate(fits)]
         figure.legend(handles=[*handles, *_key(fits)], loc="outside lower left", ncols=1 if len(fits) < 9 else 2)
         return figure
@@ -203,14 +207,6 @@ def _linear(axes: Axes, curve: Curve, i: int) -> int:
     return int(curve.fitted.sum() - shown.sum())
 
 
-def _common_title(common: Sequence[Curve], left_out: int) -> str:
-    if not common:
-        return "no runs tied on A"
-    a = common[0].result.A
-    hidden = f", {left_out} points outside ($R_0$, A)" if left_out else ""
-    return f"common A = {a:.3f}: slope is B{hidden}"
-
-
 def _legend(curve: Curve, slope: str | None = None) -> str:
     result = curve.result
     if result.A is None:
@@ -222,7 +218,7 @@ def _legend(curve: Curve, slope: str | None = None) -> str:
     else:
         ceiling = f"A {result.A:.3f}"
     rest = [f"B {result.B:.2f}"] if result.B is not None else []
-    rest += [rf"$C_{{mid}}$ {_compact(result.C_mid)}"] if result.C_mid is not None else []
+    rest += [rf"$C_{{mid}}$ {_full(result.C_mid)}"] if result.C_mid is not None else []
     return f"{curve.run.name}: " + ", ".join([ceiling, *rest, *([slope] if slope else [])])
 
 
@@ -245,6 +241,10 @@ def _label_compute(axes: Axes, runs: Sequence[Run]) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _compact(value)))
     axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _full(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= value < 1e6 else _compact(value)
 
 
 def _compact(value: float) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalerl.fitting import forms, grid
+from scalerl.fitting import grid
 from scalerl.fitting.errors import InputError
+from scalerl.fitting.forms import fit_form
 from scalerl.fitting.intervals import parameter_ends, threshold, value_ends
 from scalerl.fitting.least_squares import Floats
 from scalerl.fitting.result import FitResult
@@ -37,17 +38,18 @@ def fit(
     """Fit pass rate against compute.
 
     compute, pass_rate: [n], in order of training; a C = 0 entry is the base evaluation, which informs R0 and never
-    enters the curve. r0: a number, "base" (one observation of R0), "first" (fixed at the first value), "free", or None:
-    base where there is one, else free (for the grid methods: the base or first value, fixed). window: (low, high) of
+    enters the curve. r0: a number, "base" (one observation of R0), "first" (fixed at the run's first value, of least
+    compute, which the window may leave out), "free", or None: base where there is one, else free (for the grid methods:
+    the base or first value, fixed, and cells with A above it). window: (low, high) of
     compute, inclusive, either end None; it never removes the base evaluation. fixed_A holds A. For form="entropy"
     `compute` is the evaluation's entropy. Points that are not finite are left out.
 
     Raises InputError for arguments that make no fit; curves that give none have a status instead."""
-    x, y, base = _points(compute, pass_rate, window, form)
+    x, y, base, first = _points(compute, pass_rate, window, form)
     _check(method, form, level, fixed_A)
     if form != "sigmoid":
-        return _other_form(x, y, form, level)
-    rule, fixed_r0 = _r0_rule(r0, base, y, method)
+        return fit_form(form, x, y, level, autocorrelation)
+    rule, fixed_r0 = _r0_rule(r0, base, first, method)
     p = 2 + (fixed_r0 is None) + (fixed_A is None)
     n_base = int(rule == "base" and fixed_r0 is None)
     common = {"method": method, "form": form, "r0_rule": rule, "n": len(y), "n_base": n_base, "level": level}
@@ -70,8 +72,8 @@ def _continuous(problem: Sigmoid, p: int, level: float, autocorrelation: bool, c
     ends = parameter_ends(problem, theta, ssr, found.rise)
     a_interval, a_open = (float(theta[A]), float(theta[A])), (False, False)
     if A in ends:
-        a_interval = (float(ends[A].low[0]), float(ends[A].high[0]))
-        a_open = (bool(ends[A].low_open[0]), bool(ends[A].high_open[0]))
+        low, high = ends[A].pair()  # with R0 free, low may lie below the estimate of R0, where no ceiling can be
+        a_interval, a_open = (max(low, float(theta[R0])), high), ends[A].flags()
     m, b = ends[M], ends[B]
     c_mid_interval = (
         0.0 if m.low_open[0] else _compute_of(m.low[0] + problem.shift),
@@ -94,8 +96,8 @@ def _continuous(problem: Sigmoid, p: int, level: float, autocorrelation: bool, c
         B_interval=(float(b_interval[0]), float(b_interval[1])),
         C_mid_interval=(float(c_mid_interval[0]), float(c_mid_interval[1])),
         A_open=a_open,
-        B_open=(bool(b.low_open[0]), bool(b.high_open[0])),
-        C_mid_open=(bool(m.low_open[0]), bool(m.high_open[0])),
+        B_open=b.flags(),
+        C_mid_open=m.flags(),
         sd=float(np.sqrt(ssr / max(problem.n - p, 1))),
         rho=found.rho,
         ssr=ssr,
@@ -141,7 +143,8 @@ def _on_grid(
     status, message, edge = "ok", "ok", None
     if on_edge := cell.on_edge(a_values, c_values):
         wide_a = np.arange(np.floor(r0 / 0.005) * 0.005 + 0.005, 1.0 + 1e-9, 0.005)
-        wide_c = np.geomspace(min(c_values[0], x.min() / 10), max(c_values[-1], x.max() * 10), 2 * len(c_values))
+        low, high = max(np.log(x.min()) - np.log(10), -700.0), min(np.log(x.max()) + np.log(10), 700.0)
+        wide_c = np.exp(np.linspace(low, high, 2 * len(grid.C_MID_GRID)))
         wider = grid.grid(x, y, r0, wide_a, wide_c)
         edge = {"at": on_edge, "A": wider.a, "B": wider.b, "C_mid": wider.c_mid, "ssr": wider.ssr}
         status = "at-edge"
@@ -170,53 +173,33 @@ def _cell_value(r0: float, cell: grid.Cell, c: float) -> float:
     return float(r0 + (cell.a - r0) / (1 + np.exp(np.clip(cell.b * np.log(cell.c_mid / c), -700, 700))))
 
 
-def _other_form(x: Floats, y: Floats, form: str, level: float) -> FitResult:
-    common = {"method": "continuous", "form": form, "r0_rule": "none", "n": len(y), "n_base": 0, "level": level}
-    p = 2 if form == "entropy" else 3
-    # Entropy may fall while the pass rate rises, and be 0: only the count of points is judged for its law.
-    reason = judge(x, y, p) if form != "entropy" else judge(np.arange(1.0, len(y) + 1), y, p)
-    if reason is not None and (form != "entropy" or reason[0] == "too-few-points"):
-        return FitResult(status=reason[0], message=reason[1], warnings=(reason[1],), **common)
-    curve = {"power": forms.power, "exponential": forms.exponential, "entropy": forms.entropy_law}[form](x, y)
-    extra = dict(curve.extra)
-    return FitResult(
-        status="ok",
-        message="ok",
-        A=curve.ceiling,
-        B=extra.pop("B", None),
-        sd=float(np.sqrt(curve.ssr / max(len(y) - p, 1))),
-        ssr=curve.ssr,
-        extra=extra,
-        predictor=curve.value,
-        **common,
-    )
-
-
 def _points(
     compute: ArrayLike, pass_rate: ArrayLike, window: tuple[float | None, float | None] | None, form: str
-) -> tuple[Floats, Floats, float | None]:
-    """(compute > 0 within the window, pass rate, base evaluation), finite, in order of compute."""
+) -> tuple[Floats, Floats, float | None, float]:
+    """(compute > 0 within the window, pass rate, base evaluation, first value), finite, in order of compute. Of several
+    base evaluations the last counts; 0 where there is no value at all."""
     x, y = np.asarray(compute, dtype=float).ravel(), np.asarray(pass_rate, dtype=float).ravel()
     if len(x) != len(y):
         raise InputError(f"compute has {len(x)} values and pass_rate {len(y)}; give one of each an evaluation")
     finite = np.isfinite(x) & np.isfinite(y)
     x, y = x[finite], y[finite]
-    if form == "entropy":
-        return x, y, None
     if len(y) and (y.min() < 0 or y.max() > 1):
         raise InputError(f"pass rates from {y.min():g} to {y.max():g}: they lie in [0, 1]; divide percentages by 100")
+    if form == "entropy":
+        return x, y, None, 0.0
     if len(x) and x.min() < 0:
         raise InputError(f"compute {x.min():g} is negative")
     at_zero = x == 0
     base = float(y[at_zero][-1]) if at_zero.any() else None
+    order = np.argsort(x, kind="stable")
+    x, y, at_zero = x[order], y[order], at_zero[order]
+    first = base if base is not None else float(y[0]) if len(y) else 0.0
     low, high = window or (None, None)
     inside = ~at_zero & (x >= (low or 0)) & (x <= (np.inf if high is None else high))
-    x, y = x[inside], y[inside]
-    order = np.argsort(x, kind="stable")
-    return x[order], y[order], base
+    return x[inside], y[inside], base, first
 
 
-def _r0_rule(r0: float | str | None, base: float | None, y: Floats, method: str) -> tuple[str, float | None]:
+def _r0_rule(r0: float | str | None, base: float | None, first: float, method: str) -> tuple[str, float | None]:
     """(rule, fixed R0 or None where it is fitted)."""
     if r0 is None:
         r0 = ("base" if base is not None else "first") if method != "continuous" else None
@@ -230,7 +213,7 @@ def _r0_rule(r0: float | str | None, base: float | None, y: Floats, method: str)
     if r0 == "base":
         return "base", (base if method != "continuous" else None)
     if r0 == "first":
-        return "first", (base if base is not None else float(y[0]) if len(y) else 0.0)
+        return "first", first
     if r0 == "free":
         return "free", None
     if not 0 <= float(r0) < 1:

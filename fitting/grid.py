@@ -74,13 +74,25 @@ def grid(compute: Floats, y: Floats, r0: float, a_grid: Floats = A_GRID, c_mid_g
     table = d * gg
     table -= 2 * gy
     table *= d  # [A, C_mid, B], the residual sum but for its constant
-    nodes, least = table.argmin(axis=2), table.min(axis=2)
+    nodes = table.argmin(axis=2)
+    least = _between_nodes(table, nodes)
     count = min(_POLISHED, least.size)
     chosen = np.argpartition(least, count - 1, axis=None)[:count]
     i, j = np.unravel_index(chosen, least.shape)
     log_b, ssr = _polish(x, rise, a_grid[i] - r0, log_c_mid[j], nodes[i, j])
     win = int(np.lexsort((chosen, ssr))[0])  # of equal sums the first cell, as a loop would keep it
     return Cell(float(a_grid[i[win]]), float(c_mid_grid[j[win]]), float(np.exp(log_b[win])), float(ssr[win]))
+
+
+def _between_nodes(table: Floats, node: NDArray[np.intp]) -> Floats:
+    """The least value of each cell [A, C_mid], on the parabola through the best node and its neighbours: the nodes'
+    own least values, off by up to half a step, would rank the cells wrongly."""
+    inner = np.clip(node, 1, _B_NODES - 2)
+    before, at, after = (np.take_along_axis(table, (inner + s)[..., None], axis=2)[..., 0] for s in (-1, 0, 1))
+    bend = before - 2 * at + after
+    usable = (inner == node) & (bend > 0)
+    drop = np.divide((before - after) ** 2, 8 * bend, out=np.zeros_like(bend), where=usable)
+    return np.take_along_axis(table, node[..., None], axis=2)[..., 0] - drop
 
 
 def _polish(x: Floats, rise: Floats, d: Floats, log_c_mid: Floats, node: NDArray[np.intp]) -> tuple[Floats, Floats]:

@@ -51,6 +51,13 @@ class Ends:
     low_open: Bools
     high_open: Bools
 
+    def pair(self) -> tuple[float, float]:
+        """Of a single profile."""
+        return float(self.low[0]), float(self.high[0])
+
+    def flags(self) -> tuple[bool, bool]:
+        return bool(self.low_open[0]), bool(self.high_open[0])
+
 
 # (values [2K], starts [2K, p]) -> (solutions [2K, p], sums of squares [2K]); all low sides, then all high sides
 Profile = Callable[[Floats, Floats], tuple[Floats, Floats]]

@@ -58,12 +58,13 @@ class FitResult:
         return math.exp(log) if log < 700 else math.inf
 
     def predict(self, C: float) -> Any:
-        """The curve at compute C and its interval, (value, low, high); methods without intervals give the bare value.
+        """The curve at compute C (for the entropy law: at entropy C) and its interval, (value, low, high); the grid
+        methods, without intervals, give the bare value.
 
         Raises ValueError where the status withholds the fit, and for a C that is no positive number."""
         if self.predictor is None:
             raise ValueError(f"no prediction: the fit's status is {self.status} ({self.message})")
-        if not (C > 0 and math.isfinite(C)):
+        if not ((C > 0 or (C == 0 and self.form == "entropy")) and math.isfinite(C)):
             raise ValueError(f"no prediction at C={C}: compute is a positive number")
         return self.predictor(C)
 

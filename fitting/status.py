@@ -9,7 +9,7 @@ from scalerl.fitting.least_squares import Floats
 
 MIN_POINTS = 5
 OPEN_WIDTH = 0.1  # an interval of A wider than this does not say where the ceiling is
-_TREND_P = 0.05
+TREND_P = 0.05
 _MIN_FALL = 0.05
 _HALF_WINDOW = 2  # of the running median over 5 points
 
@@ -22,10 +22,10 @@ def judge(compute: Floats, y: Floats, p: int) -> tuple[str, str] | None:
         return "too-few-points", f"need at least {needed} points in the window (have {len(y)})"
     if message := _collapse(compute, y):
         return "collapsed", message
-    if np.ptp(compute) == 0:
+    if np.ptp(np.log(compute)) < 1e-9:
         return "too-few-points", f"all {len(y)} points have the same compute ({compute[0]:g})"
-    slope, p_value = _trend(np.log(compute), y)
-    if p_value > _TREND_P:
+    slope, p_value = trend(np.log(compute), y)
+    if p_value > TREND_P:
         return "flat", f"pass rate does not rise: range {np.ptp(y):.3f}, trend p = {p_value:.2f}"
     if slope < 0:
         return "decreasing", f"pass rate falls with compute: from {y[0]:.3f} to {y[-1]:.3f}"
@@ -48,7 +48,7 @@ def _collapse(compute: Floats, y: Floats) -> str | None:
     )
 
 
-def _trend(x: Floats, y: Floats) -> tuple[float, float]:
+def trend(x: Floats, y: Floats) -> tuple[float, float]:
     """Slope of y on x, and the p value of the F-test of that trend against a constant."""
     x, centred = x - x.mean(), y - y.mean()
     total = float(centred @ centred)

@@ -184,6 +184,66 @@ def test_plot_beside_the_table(good, tmp_path):
     assert out.read_text().startswith("<?xml")
 
 
+@pytest.fixture
+def two(tmp_path):
+    """Two arms of one ceiling, the second slower, under two seeds each."""
+    compute = np.linspace(0, 6000, 31)
+    lines = ["run,seed,gpu_hours,pass_rate"]
+    for arm, c_mid in (("fast", 1500.0), ("slow", 3500.0)):
+        for seed in (1, 2):
+            rate = curve(compute, c_mid=c_mid, seed=seed)
+            lines += [f"{arm},{seed},{c:g},{r:.4f}" for c, r in zip(compute, rate, strict=True)]
+    path = tmp_path / "arms.csv"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_compare(two, good):
+    result = run(two, "--compare", "--extrapolate", "6000")
+    assert result.exit_code == 0, result.stderr
+    for part in ("at 6,000: tied within", "highest in", "C80", "run-to-run sd", "(seeds)", "fast: 2 seeds, A 0.6"):
+        assert part in result.stdout
+    comparison = strict_json(run(two, "--compare", "--extrapolate", "6000", "--json", "-").stdout)["comparison"]
+    probability = {entry["name"]: entry["probability"] for entry in comparison["runs"]}
+    assert probability["fast seed 1"] + probability["fast seed 2"] > 0.95
+    assert sum(probability.values()) == pytest.approx(1)
+    assert run(good, "--compare").exit_code == 2
+
+
+def test_backtest_and_held_out_points(good, tmp_path):
+    result = run(good, "--backtest", "--fit-max", "4000", "--json", "-", "--csv", tmp_path / "out.csv")
+    (record,) = strict_json(result.stdout)["runs"]
+    assert record["held_out"]["n"] == 14 and 0 < record["held_out"]["mae"] < 0.02
+    assert record["backtest"]["cut"] == 1950 and record["backtest"]["mae"] < 0.05
+    (row,) = csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text()))
+    assert float(row["held_out_mae"]) == record["held_out"]["mae"]
+    table = run(good, "--backtest", "--fit-max", "4000").stdout
+    assert "14 held-out points, MAE" in table and "backtest: fitted up to 1950" in table
+
+
+@pytest.mark.parametrize("form", ["power", "exponential"])
+def test_other_forms(good, form):
+    result = run(good, "--form", form, "--extrapolate", "2x", "--json", "-")
+    (record,) = strict_json(result.stdout)["runs"]
+    assert result.exit_code == 0 and record["form"] == form and record["C_mid"] is None
+    assert 0 < record["predictions"][0]["value"] <= record["A"] <= 1 and record["A_at_R0"] is None
+
+
+def test_entropy_law(tmp_path):
+    entropy = np.linspace(1.2, 0.1, 20)
+    rate = 0.75 - 0.10 * np.exp(entropy)
+    rows = [
+        {"gpu_hours": 100.0 * i, "pass_rate": r, "entropy": h}
+        for i, (r, h) in enumerate(zip(rate.tolist(), entropy.tolist(), strict=True))
+    ]
+    path = tmp_path / "run.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    (record,) = strict_json(run(path, "--form", "entropy", "--json", "-").stdout)["runs"]
+    assert record["A"] == pytest.approx(0.65) and record["a"] == pytest.approx(0.10)
+    refused = run(path, "--form", "entropy", "--extrapolate", "2x")
+    assert refused.exit_code == 2 and "compute" in refused.stderr
+
+
 def test_progress_of_many_runs(tmp_path):
     compute = np.linspace(150, 6000, 20)
     lines = ["run,gpu_hours,pass_rate"]

@@ -65,7 +65,7 @@ def test_the_linearised_points_lie_on_their_line():
     (line,) = lines(right, "-")
     x, y = np.log(np.asarray(line.get_xdata())), np.asarray(line.get_ydata())
     assert (y[1] - y[0]) / (x[1] - x[0]) == pytest.approx(curve.result.B)
-    assert "slope is B" in right.get_title(loc="left")
+    assert f"{curve.result.A:.3f}" in right.get_title(loc="left")
 
 
 def test_many_runs_have_distinct_looks():
