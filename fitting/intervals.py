@@ -147,12 +147,17 @@ def parameter_ends(problem: Sigmoid, theta: Floats, ssr: float, rise: float) -> 
 
 def _scale(problem: Sigmoid, theta: Floats, rise: float) -> Floats:
     """A first guess at the distance of an end from the estimate, from the curvature; [4]."""
-    _, jacobian = problem.residuals(theta[None])
-    columns = jacobian[0][:, problem.free]
-    covariance = np.linalg.pinv(columns.T @ columns, rcond=1e-10)
+    covariance = _covariance(problem, theta)
     scale = np.full(4, 1e-3)
     scale[problem.free] = np.sqrt(np.maximum(np.diag(covariance), 0.0) * rise)
     return np.clip(scale, 1e-6, [0.05, 0.5, 0.5, 0.05])
+
+
+def _covariance(problem: Sigmoid, theta: Floats) -> Floats:
+    """Of the free parameters, up to the residual variance: the inverse of their curvature. It scales first steps."""
+    _, jacobian = problem.residuals(theta[None])
+    columns = jacobian[0][:, problem.free]
+    return np.linalg.pinv(columns.T @ columns, rcond=1e-10)
 
 
 def value_ends(problem: Sigmoid, theta: Floats, ssr: float, rise: float, x: float) -> tuple[float, float]:
@@ -177,9 +182,7 @@ def value_ends(problem: Sigmoid, theta: Floats, ssr: float, rise: float, x: floa
         return minimise(lambda t: problem.pinned_residuals(t, values, x), start, free, bounds_low, bounds_high)
 
     gradient = _gradient(problem, theta, x)
-    _, jacobian = problem.residuals(theta[None])
-    columns = jacobian[0][:, problem.free]
-    covariance = np.linalg.pinv(columns.T @ columns, rcond=1e-10)
+    covariance = _covariance(problem, theta)
     spread = float(gradient[problem.free] @ covariance @ gradient[problem.free])
     scale = np.clip(np.sqrt(max(spread, 0.0) * rise), 1e-6, 0.1)
     limits = (np.array([low]), np.array([high]))

@@ -17,7 +17,6 @@ A, M, B, R0 = range(4)
 _B_RANGE = (np.log(0.01), np.log(300.0))
 _M_NODES, _B_NODES, _STARTS = 48, 32, 8
 _SEARCH_POINTS = 1000  # of a longer curve every k-th point enters the search for starts
-_INSIDE = 1e-9
 
 
 @dataclass(frozen=True)
