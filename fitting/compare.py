@@ -221,7 +221,7 @@ def _arm(
 ) -> Arm:
     ceilings = [results[n].A for n in names]
     mean = _mean(ceilings)
-    half = float(t_distribution.ppf((1 + level) / 2, len(names) - 1)) * _sd(ceilings) / np.sqrt(len(names))
+    half = float(t_distribution.ppf((1 + level) / 2, len(names) - 1) * _sd(ceilings) / np.sqrt(len(names)))
     interval = (max(0.0, mean - half), min(1.0, mean + half))
     return Arm(arm, tuple(names), mean, interval, _sd([values[n][0] for n in names]), probability)
 

@@ -61,7 +61,8 @@ class Form:
         h0 = np.zeros((len(h), 1)) if x is None else self.basis(log_shape, np.array([x]))
         away = h - h0
         d = away @ (value - self.y) / np.maximum(np.einsum("sn,sn->s", away, away), 1e-300)
-        d = np.clip(d, 0.0, (1 - value) / np.maximum(h0[:, 0], 1e-300))
+        most = np.divide(1 - value, h0[:, 0], out=np.full(len(h), np.inf), where=h0[:, 0] > 1e-100)  # A = value + D h0
+        d = np.clip(d, 0.0, most)
         r = value - d[:, None] * away - self.y
         return np.einsum("sn,sn->s", r, r)
 

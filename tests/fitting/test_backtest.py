@@ -69,3 +69,21 @@ def test_wrong_arguments():
         backtest(COMPUTE, y, fraction=1.0)
     with pytest.raises(InputError, match="beyond the cut"):
         backtest([0.0], [0.4])
+
+
+def test_predictions_are_of_the_points_beyond():
+    y = noisy(SCALERL, COMPUTE, 6)
+    found = backtest(COMPUTE, y)
+    later = COMPUTE > 15_000
+    assert [p.C for p in found.predictions] == COMPUTE[later].tolist()
+    assert [p.pass_rate for p in found.predictions] == y[later].tolist()
+    assert [(p.value, p.low, p.high) for p in found.predictions] == [found.fitted.predict(c) for c in COMPUTE[later]]
+    row = json.loads(json.dumps(found.to_dict()))
+    assert row["predictions"][0].keys() == {"C", "pass_rate", "value", "low", "high"}
+    on_grid = backtest(COMPUTE, y, method="grid").predictions[0]
+    assert on_grid.low is on_grid.high is None
+
+
+def test_entropy_law_has_no_compute_to_cut():
+    with pytest.raises(InputError, match="entropy law"):
+        backtest(np.linspace(0.6, 0.1, 20), np.linspace(0.4, 0.5, 20), form="entropy")

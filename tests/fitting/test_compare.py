@@ -173,3 +173,24 @@ def test_wrong_arguments(options: dict, message: str):
 def test_one_run_is_no_comparison():
     with pytest.raises(InputError, match="at least two runs"):
         compare(study({"a": (0.40, 0.60, 1.9, 2500.0)}))
+
+
+def test_seeds_of_one_arm_are_one_recipe_in_the_verdict():
+    """Three equal seeds share the draws among them; their recipe's mean leads all the same."""
+    truths = {f"new-{i}": (0.40, 0.66, 1.9, 2500.0) for i in range(3)} | {"old": (0.40, 0.58, 1.9, 2500.0)}
+    arms = {name: "new" for name in truths if name != "old"}
+    found = compare(study(truths), arms=arms, run_sd=0.01)
+    assert max(r.probability or 0 for r in found.runs) < 0.7
+    (new,) = found.arms
+    assert new.probability > 0.99
+    assert found.verdict.startswith("at 3.2e+04 new (mean of 3 seeds) leads:")
+    assert json.loads(json.dumps(found.to_dict()))["arms"][0]["probability"] == new.probability
+
+
+def test_only_open_ceilings_tie_nothing():
+    early = COMPUTE / 16
+    runs = {name: (early, noisy((0.40, 0.61, 1.92, 2542.0), early, seed)) for name, seed in (("a", 12), ("b", 13))}
+    found = compare(runs, r0=0.4)
+    assert all(r.result.A_open == (False, True) and not r.tied for r in found.runs)
+    assert found.common_A is None and "highest ceiling" not in found.verdict
+    assert "a's is open, A at least" in found.verdict and "b's is open, A at least" in found.verdict
