@@ -70,8 +70,8 @@ def _held_out(curve: Curve) -> dict[str, Any] | None:
     beyond = curve.beyond & (curve.run.compute > 0)
     if not beyond.any():
         return None
-    predicted = [_prediction(curve.result, c)["value"] for c in curve.run.compute[beyond].tolist()]
-    errors = predicted - curve.run.pass_rate[beyond]
+    found = curve.result.predict(curve.run.compute[beyond])
+    errors = (found[0] if isinstance(found, tuple) else found) - curve.run.pass_rate[beyond]
     return {"n": len(errors), "mae": float(abs(errors).mean()), "bias": float(errors.mean())}
 
 

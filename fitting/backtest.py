@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from scalerl.fitting.errors import InputError
 from scalerl.fitting.fit import fit
+from scalerl.fitting.least_squares import Floats
 from scalerl.fitting.result import FitResult
 
 
@@ -72,7 +73,7 @@ def backtest(compute: ArrayLike, pass_rate: ArrayLike, *, fraction: float = 0.5,
     fitted = fit(x, y, window=(low, cut), **options)
     if fitted.A is None:
         return Backtest(fitted, cut, int(beyond.sum()), None, None, None)
-    points = tuple(_predicted(fitted, c, rate) for c, rate in zip(x[beyond].tolist(), y[beyond].tolist(), strict=True))
+    points = tuple(_predicted(fitted, x[beyond], y[beyond]))
     errors, slack = np.array([p.value - p.pass_rate for p in points]), 2 * (fitted.sd or 0.0)
     inside = [
         p.low - slack <= p.pass_rate <= p.high + slack for p in points if p.low is not None and p.high is not None
@@ -81,7 +82,8 @@ def backtest(compute: ArrayLike, pass_rate: ArrayLike, *, fraction: float = 0.5,
     return Backtest(fitted, cut, len(points), float(np.abs(errors).mean()), float(errors.mean()), coverage, points)
 
 
-def _predicted(fitted: FitResult, c: float, rate: float) -> Predicted:
-    value = fitted.predict(c)
-    value, low, high = value if isinstance(value, tuple) else (value, None, None)
-    return Predicted(c, rate, value, low, high)
+def _predicted(fitted: FitResult, c: Floats, rates: Floats) -> list[Predicted]:
+    found = fitted.predict(c)
+    value, low, high = found if isinstance(found, tuple) else (found, np.full(len(c), None), np.full(len(c), None))
+    columns = (part.tolist() for part in (c, rates, value, low, high))
+    return [Predicted(*row) for row in zip(*columns, strict=True)]

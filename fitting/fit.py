@@ -106,11 +106,11 @@ def _continuous(problem: Sigmoid, p: int, level: float, autocorrelation: bool, c
     )
 
 
-def _predict(problem: Sigmoid, theta: Floats, ssr: float, rise: float, c: float) -> tuple[float, float, float]:
-    at = float(np.log(c)) - problem.shift
+def _predict(problem: Sigmoid, theta: Floats, ssr: float, rise: float, c: Floats) -> tuple[Floats, Floats, Floats]:
+    at = np.log(c) - problem.shift
     low, high = value_ends(problem, theta, ssr, rise, at)
-    value = float(problem.curve(theta, np.array([at]))[0])
-    return value, min(low, value), max(high, value)
+    value = problem.curve(theta, at)
+    return value, np.minimum(low, value), np.maximum(high, value)
 
 
 def _open_message(a_interval: tuple[float, float], theta: Floats, problem: Sigmoid) -> str:
@@ -169,8 +169,8 @@ def _on_grid(
     )
 
 
-def _cell_value(r0: float, cell: grid.Cell, c: float) -> float:
-    return float(r0 + (cell.a - r0) / (1 + np.exp(np.clip(cell.b * np.log(cell.c_mid / c), -700, 700))))
+def _cell_value(r0: float, cell: grid.Cell, c: Floats) -> Floats:
+    return r0 + (cell.a - r0) / (1 + np.exp(np.clip(cell.b * np.log(cell.c_mid / c), -700, 700)))
 
 
 def _points(

@@ -159,11 +159,12 @@ def _judge(name: str, x: Floats, y: Floats, p: int) -> tuple[str, str] | None:
 
 
 def _predict(
-    problem: Form, a: float, d: float, log_shape: float, ssr: float, rise: float, x: float
-) -> tuple[float, float, float]:
-    value = problem.value(a, d, log_shape, x)
-    low, high = _value_ends(problem, value, x, ssr, rise).pair()
-    return value, min(low, value), max(high, value)
+    problem: Form, a: float, d: float, log_shape: float, ssr: float, rise: float, x: Floats
+) -> tuple[Floats, Floats, Floats]:
+    value = np.array([problem.value(a, d, log_shape, at) for at in x.tolist()])
+    pairs = [_value_ends(problem, v, at, ssr, rise).pair() for v, at in zip(value.tolist(), x.tolist(), strict=True)]
+    low, high = np.array(pairs).T
+    return value, np.minimum(low, value), np.maximum(high, value)
 
 
 def _value_ends(problem: Form, value: float, x: float | None, ssr: float, rise: float) -> Ends:

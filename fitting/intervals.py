@@ -160,42 +160,71 @@ def _covariance(problem: Sigmoid, theta: Floats) -> Floats:
     return np.linalg.pinv(columns.T @ columns, rcond=1e-10)
 
 
-def value_ends(problem: Sigmoid, theta: Floats, ssr: float, rise: float, x: float) -> tuple[float, float]:
-    """The interval of the *curve* at ln C = x (centred), by profile; not that of a new evaluation."""
-    value = float(problem.curve(theta, np.array([x]))[0])
-    if rise <= 0:
-        return value, value
+def value_ends(problem: Sigmoid, theta: Floats, ssr: float, rise: float, x: Floats) -> tuple[Floats, Floats]:
+    """The intervals (low [K], high [K]) of the *curve* at ln C = x [K] (centred), by profile; not those of a new
+    evaluation."""
+    value = problem.curve(theta, x)
     low = (problem.fixed_r0 if problem.fixed_r0 is not None else 0.0) + _INSIDE
     high = (problem.fixed_a if problem.fixed_a is not None else 1.0) - _INSIDE
-    if not low < value < high:
-        return value, value
-    lower, upper = (side[[A, B, R0]] for side in problem.bounds)
-    free = problem.free[[A, B, R0]]
-
-    def profile(values: Floats, start: Floats) -> tuple[Floats, Floats]:
-        bounds_low, bounds_high = np.tile(lower, (2, 1)), np.tile(upper, (2, 1))
-        if problem.fixed_a is None:
-            bounds_low[:, 0] = values + _INSIDE / 2
-        if problem.fixed_r0 is None:
-            bounds_high[:, 2] = values - _INSIDE / 2
-        start = np.clip(start, bounds_low, bounds_high)
-        return minimise(lambda t: problem.pinned_residuals(t, values, x), start, free, bounds_low, bounds_high)
-
-    gradient = _gradient(problem, theta, x)
-    covariance = _covariance(problem, theta)
-    spread = float(gradient[problem.free] @ covariance @ gradient[problem.free])
-    scale = np.clip(np.sqrt(max(spread, 0.0) * rise), 1e-6, 0.1)
-    limits = (np.array([low]), np.array([high]))
-    start = theta[[A, B, R0]]
-    ends = find_ends(profile, np.array([value]), start, np.array([scale]), limits, ssr, rise)
-    snapped_low = ends.low[0] if ends.low[0] > low else low - _INSIDE
-    snapped_high = ends.high[0] if ends.high[0] < high else high + _INSIDE
-    return float(snapped_low), float(snapped_high)
+    moves = (value > low) & (value < high)
+    lows, highs = value.copy(), value.copy()
+    if rise <= 0 or not moves.any():
+        return lows, highs
+    value, x = value[moves], x[moves]
+    gradient, covariance = _gradient(problem, theta, x)[:, problem.free], _covariance(problem, theta)
+    spread = np.einsum("kp,pq,kq->k", gradient, covariance, gradient)
+    scale = np.clip(np.sqrt(np.maximum(spread, 0.0) * rise), 1e-6, 0.1)
+    limits = (np.full(len(x), low), np.full(len(x), high))
+    sides = np.concatenate([x, x])
+    ends = find_ends(
+        lambda values, start: _through(problem, values, sides, start), value, theta, scale, limits, ssr, rise
+    )
+    lows[moves] = np.where(ends.low > low, ends.low, low - _INSIDE)
+    highs[moves] = np.where(ends.high < high, ends.high, high + _INSIDE)
+    return lows, highs
 
 
-def _gradient(problem: Sigmoid, theta: Floats, x: float) -> Floats:
-    """Of the curve at x with respect to theta; [4]."""
+def _through(problem: Sigmoid, values: Floats, x: Floats, start: Floats) -> tuple[Floats, Floats]:
+    """The best curves through `values` [K] at x [K]: theta [K, 4], sums of squares [K].
+
+    Each is sought in three ways, since none is well conditioned everywhere: with m, with A = 1 and m, and with A
+    following from the value. The last is the one that holds far beyond the data, where the value nearly is A."""
+    k = len(values)
+    lower, upper = (np.tile(side, (k, 1)) for side in problem.bounds)
+    if problem.fixed_a is None:
+        lower[:, A] = values + _INSIDE / 2
+    if problem.fixed_r0 is None:
+        upper[:, R0] = values - _INSIDE / 2
+    start, free = np.clip(start, lower, upper), np.tile(problem.free, (k, 1))
+    free[:, M] = False
+    at_top, held = start.copy(), free.copy()
+    at_top[:, A], held[:, A] = upper[:, A], False
+    twice, at = np.concatenate([values, values]), np.concatenate([x, x])
+    theta, f = minimise(
+        lambda t: problem.pinned_by_m(t, twice, at),
+        np.concatenate([start, at_top]),
+        np.concatenate([free, held]),
+        np.tile(lower, (2, 1)),
+        np.tile(upper, (2, 1)),
+    )
+    a, slope, r0 = theta[:, A], np.exp(theta[:, B]), theta[:, R0]
+    theta[:, M] = at - np.log((twice - r0) / (a - twice)) / slope
+    found, sums = [theta[:k], theta[k:]], [f[:k], f[k:]]
+    if problem.fixed_a is None:
+        free = np.tile(problem.free, (k, 1))
+        free[:, A] = False
+        theta, f = minimise(lambda t: problem.pinned_by_a(t, values, x), start, free, lower, upper)
+        g = expit(np.exp(theta[:, B]) * (x - theta[:, M]))
+        theta[:, A] = theta[:, R0] + (values - theta[:, R0]) / np.maximum(g, 1e-300)
+        found.append(theta)
+        sums.append(np.where(theta[:, A] <= 1, f, np.inf))
+    best = np.argmin(sums, axis=0)
+    return np.stack(found)[best, np.arange(k)], np.stack(sums)[best, np.arange(k)]
+
+
+def _gradient(problem: Sigmoid, theta: Floats, x: Floats) -> Floats:
+    """Of the curve at x [K] with respect to theta; [K, 4]."""
     slope = np.exp(theta[B])
     g = expit(slope * (x - theta[M]))
     bend = (theta[A] - theta[R0]) * g * (1 - g)
-    return np.array([g, -bend * slope, bend * slope * (x - theta[M]), 1 - g])
+    return np.stack([g, -bend * slope, bend * slope * (x - theta[M]), 1 - g], axis=-1)

@@ -7,6 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scalerl.fitting.least_squares import Floats
+
 Pair = tuple[float, float]
 Flags = tuple[bool, bool]
 
@@ -47,7 +52,8 @@ class FitResult:
     warnings: tuple[str, ...] = ()
     edge: dict[str, Any] | None = None
     extra: dict[str, float] = field(default_factory=dict)
-    predictor: Callable[[float], Any] | None = field(default=None, repr=False, compare=False)
+    # computes [K] -> values [K], or (values, lows, highs)
+    predictor: Callable[[Floats], Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def C80(self) -> float | None:
@@ -57,16 +63,20 @@ class FitResult:
         log = math.log(self.C_mid) + math.log(4) / self.B
         return math.exp(log) if log < 700 else math.inf
 
-    def predict(self, C: float) -> Any:
+    def predict(self, C: ArrayLike) -> Any:
         """The curve at compute C (for the entropy law: at entropy C) and its interval, (value, low, high); the grid
-        methods, without intervals, give the bare value.
+        methods, without intervals, give the bare value. Floats for one C, arrays of C's shape for several.
 
         Raises ValueError where the status withholds the fit, and for a C that is no positive number."""
         if self.predictor is None:
             raise ValueError(f"no prediction: the fit's status is {self.status} ({self.message})")
-        if not ((C > 0 or (C == 0 and self.form == "entropy")) and math.isfinite(C)):
-            raise ValueError(f"no prediction at C={C}: compute is a positive number")
-        return self.predictor(C)
+        at = np.asarray(C, dtype=float)
+        usable = ((at > 0) | ((at == 0) & (self.form == "entropy"))) & np.isfinite(at)
+        if not usable.all():
+            raise ValueError(f"no prediction at C={at[~usable].ravel()[0]:g}: compute is a positive number")
+        found = self.predictor(at.ravel())
+        shaped = [part.reshape(at.shape) if at.ndim else float(part[0]) for part in np.atleast_2d(found)]
+        return tuple(shaped) if len(shaped) > 1 else shaped[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the predictor, in plain types."""

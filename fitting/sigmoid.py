@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, log_expit
 
 from scalerl.fitting.least_squares import Bools, Floats, minimise
 
@@ -65,14 +65,28 @@ class Sigmoid:
         jacobian = np.stack([g, -bend * slope, bend * slope * (self.x - m), 1 - g], axis=-1)
         return self._with_base(r0 + (a - r0) * g - self.y, jacobian, r0, R0)
 
-    def pinned_residuals(self, theta: Floats, value: Floats, at: float) -> tuple[Floats, Floats]:
-        """The same with the curve held at `value` [K] where x = `at`: theta [K, 3] = (A, b, R0), m follows."""
-        a, slope, r0, v = theta[:, 0, None], np.exp(theta[:, 1, None]), theta[:, 2, None], value[:, None]
-        g = expit(slope * (self.x - at) + np.log((v - r0) / (a - v)))
+    def pinned_by_m(self, theta: Floats, value: Floats, at: Floats) -> tuple[Floats, Floats]:
+        """The same with the curve held at `value` [K] where x = `at` [K], m following from the rest: theta [K, 4],
+        whose m is not read and has no derivative."""
+        a, slope, r0, v = theta[:, A, None], np.exp(theta[:, B, None]), theta[:, R0, None], value[:, None]
+        from_at = self.x - at[:, None]
+        g = expit(slope * from_at + np.log((v - r0) / (a - v)))
         bend = (a - r0) * g * (1 - g)
         d_a, d_r0 = g - bend / (a - v), 1 - g - bend / (v - r0)
-        jacobian = np.stack([d_a, bend * slope * (self.x - at), d_r0], axis=-1)
-        return self._with_base(r0 + (a - r0) * g - self.y, jacobian, r0, 2)
+        jacobian = np.stack([d_a, np.zeros_like(g), bend * slope * from_at, d_r0], axis=-1)
+        return self._with_base(r0 + (a - r0) * g - self.y, jacobian, r0, R0)
+
+    def pinned_by_a(self, theta: Floats, value: Floats, at: Floats) -> tuple[Floats, Floats]:
+        """The same with A following from the rest, which may put it above 1; theta's A is not read."""
+        m, slope, r0, v = theta[:, M, None], np.exp(theta[:, B, None]), theta[:, R0, None], value[:, None]
+        here, there = slope * (self.x - m), slope * (at[:, None] - m)
+        g, g_at = expit(here), expit(there)
+        share = np.exp(np.minimum(log_expit(here) - log_expit(there), 200.0))  # of the value's rise that x has
+        fall, fall_at = share * (1 - g), share * (1 - g_at)
+        d_m = -(v - r0) * slope * (fall - fall_at)
+        d_b = (v - r0) * (here * fall - there * fall_at)
+        jacobian = np.stack([np.zeros_like(share), d_m, d_b, 1 - share], axis=-1)
+        return self._with_base(r0 + (v - r0) * share - self.y, jacobian, r0, R0)
 
     def _with_base(self, r: Floats, jacobian: Floats, r0: Floats, column: int) -> tuple[Floats, Floats]:
         if self.base is None:

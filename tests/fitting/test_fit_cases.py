@@ -270,6 +270,28 @@ def test_prediction_holds_the_truth_and_widens_away_from_the_data():
     assert held >= 52  # 57 of 60 nominally
 
 
+@pytest.mark.parametrize("last", [3000.0, 6000.0, 16_000.0])
+def test_far_beyond_the_data_the_prediction_becomes_the_ceiling(last: float):
+    """The interval of the curve goes over into that of A, smoothly, whether A's upper end is open or not."""
+    compute = np.linspace(0, last, 31)
+    found = fit(compute, noisy(SCALERL, compute, 18))
+    value, low, high = found.predict(np.geomspace(last, 1e12, 40))
+    assert found.A is not None and found.A_interval is not None
+    assert (value[-1], low[-1], high[-1]) == pytest.approx((found.A, *found.A_interval), abs=1e-3)
+    assert (np.diff(value) >= 0).all() and (np.diff(low) >= -1e-5).all() and (np.diff(high) >= -1e-5).all()
+
+
+def test_predictions_of_several_are_those_of_each():
+    compute = np.linspace(0, 6000, 31)
+    found, at = fit(compute, noisy(SCALERL, compute, 18)), np.array([[500.0, 4000.0], [12_000.0, 1e5]])
+    together = found.predict(at)
+    assert all(part.shape == (2, 2) for part in together)
+    for i in np.ndindex(2, 2):
+        assert [part[i] for part in together] == pytest.approx(found.predict(float(at[i])), abs=1e-5)
+    on_grid = fit(compute, noisy(SCALERL, compute, 18), method="grid").predict(at)
+    assert on_grid.shape == (2, 2) and (np.diff(on_grid.ravel()) > 0).all()
+
+
 def test_predict_refuses_what_is_no_compute():
     found = fit(STEPS, noisy(SCALERL, STEPS, 19))
     for c in (0.0, -1.0, np.nan, np.inf):
