@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ _CODES = (
     ("scalerl.fitting.errors", "InputError", 2),
     ("scalerl.rl.errors", "RunEnded", 1),
 )
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -22,11 +24,14 @@ def user_errors() -> Iterator[None]:
         code = _exit_code(error)
         if code is None:
             raise
-        print(f"{'error' if code == 2 else 'ended'}: {error}", file=sys.stderr)
+        text = f"{error}; make room, then go on with --resume" if isinstance(error, OSError) else error
+        print(f"{'error' if code == 2 else 'ended'}: {text}", file=sys.stderr)
         raise SystemExit(code) from None
 
 
 def _exit_code(error: Exception) -> int | None:
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return 2
     # A class whose module was never imported was never raised: nothing is loaded to tell.
     for module, name, code in _CODES:
         kind = getattr(sys.modules.get(module), name, None)

@@ -20,6 +20,8 @@ class Architecture(Strict):
     kv_heads: Count
     intermediate_size: Count
     max_positions: Count
+    rope_theta: Positive
+    initializer_range: Positive
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Architecture:
@@ -112,7 +114,7 @@ class TorchEngineConfig(Strict):
     process: Literal["beside", "inline"]
     threads: Count
     device: str
-    logits_precision: Literal["fp32", "model"]
+    logits_precision: Literal["fp32", "model"] | None
 
 
 class Trainer(Strict):
@@ -161,7 +163,7 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _one_head_precision(self) -> RunConfig:
-        if self.engine.logits_precision != self.recipe.logits_precision:
+        if self.engine.logits_precision not in (None, self.recipe.logits_precision):
             raise ValueError(
                 f"engine.logits_precision={self.engine.logits_precision} but recipe.logits_precision="
                 f"{self.recipe.logits_precision}: with fp32 on one side only the two disagree; set both alike"

@@ -29,7 +29,8 @@ def create_run_dir(config: RunConfig, sources: Mapping[str, str]) -> Path:
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
-        write_json(beside / "config.json", {**config.model_dump(mode="json"), "sources": dict(sources)})
+        content = config.model_dump(mode="json", exclude={"run_dir"})  # the folder may move, and arms differ in it
+        write_json(beside / "config.json", {**content, "sources": {k: v for k, v in sources.items() if k != "run_dir"}})
         write_json(beside / "environment.json", environment(config))
         beside.rename(path)
     except OSError as error:
