@@ -142,9 +142,9 @@ def compare(
     common_a = _mean([results[n].A for n in tied]) if tied else None
     at_common = {**options, "fixed_A": common_a}
     common = {n: fit(*curves[n], **at_common) for n in tied} if len(tied) > 1 else {}
-    samples = {n: _draws(curves[n], goal, run_sd, draws, (seed, i), options) for i, n in enumerate(usable)}
-    probability = _leading(samples)
-    recipes = _leading(_recipes(samples, seeds))
+    samples = {n: draws_at(curves[n], goal, run_sd, draws, (seed, i), options) for i, n in enumerate(usable)}
+    probability = shares_leading(samples)
+    recipes = shares_leading(_recipes(samples, seeds))
     compared = tuple(
         Compared(name, result, name in tied, common.get(name), value, low, high, probability.get(name))
         for name, result in results.items()
@@ -182,11 +182,11 @@ def _seeds(arms: Mapping[str, str], usable: Sequence[str]) -> dict[str, list[str
     return {arm: names for arm, names in found.items() if len(names) > 1}
 
 
-def _draws(
+def draws_at(
     curve: tuple[Floats, Floats], goal: float, run_sd: float, draws: int, seed: tuple[int, int], options: Options
 ) -> Floats:
-    """Values of one run at the target [draws]: a two-piece normal whose sds are the distances to the 68 % profile ends,
-    plus the run-to-run sd."""
+    """Values of one run (compute, pass rate) at the target, [draws]: a two-piece normal whose sds are the distances to
+    the 68 % profile ends, plus the run-to-run sd. The run's fit must give parameters."""
     value, low, high = fit(*curve, **{**options, "level": _ONE_SD}).predict(goal)
     below, above = max(value - low, 1e-12), max(high - value, 1e-12)
     rng = np.random.default_rng(seed)
@@ -202,7 +202,7 @@ def _recipes(samples: Mapping[str, Floats], seeds: Mapping[str, Sequence[str]]) 
     return means | {name: sample for name, sample in samples.items() if name not in inside}
 
 
-def _leading(samples: Mapping[str, Floats]) -> dict[str, float]:
+def shares_leading(samples: Mapping[str, Floats]) -> dict[str, float]:
     """The share of draws in which each is highest."""
     if not samples:
         return {}

@@ -24,7 +24,7 @@ FORMATS = (".png", ".svg", ".pdf")
 # Okabe and Ito's palette, told apart under every common form of colour blindness; its yellow is too pale on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "h")
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 8.5,
     "axes.titlesize": 9,
     "axes.spines.top": False,
@@ -54,7 +54,7 @@ def curves(
     band; fitted points filled, points before the window hollow, held-out points as crosses. `ceilings` marks each
     fitted A at the right edge.
     """
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 3.6 + 0.16 * max(0, len(fits) - 3)), layout="constrained")
         axes = figure.add_subplot()
         _pass_rate_panel(axes, fits, until)
@@ -75,15 +75,15 @@ def leave_one_out(
     `common` are the fits of the runs tied on A, refitted with one A: log[(R - R0)/(A - R)] is then a line in log C
     whose slope is B. Points outside (R0, A) have no such logarithm; the right panel leaves them out and says how many.
     """
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 3.5 + 0.16 * max(0, len(fits) - 3)), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
         _pass_rate_panel(left, fits, until)
         if title:
             left.set_title(title, loc="left")
         order = {curve.run.name: i for i, curve in enumerate(fits)}
-        left_out = sum(_linear(right, curve, order[curve.run.name]) for curve in common)
-        _label_compute(right, [curve.run for curve in (common or fits)])
+        left_out = sum(linearised(right, curve, order[curve.run.name]) for curve in common)
+        label_compute(right, [curve.run for curve in (common or fits)])
         right.set_ylabel(r"$\log\,[(R - R_0)\,/\,(A - R)]$")
         right.set_title(f"with one A = {common[0].result.A:.3f}" if common else "no two runs tied on A", loc="left")
         if left_out:
@@ -98,13 +98,13 @@ def leave_one_out(
 def truncation(runs: Sequence[Run], *, title: str | None = None) -> Figure:
     """Truncation rate against log compute, as read with it in place of the pass rate; shaded from the 10 % above which
     training grows unstable (ScaleRL, arXiv 2510.13786, A.15), with a line at the 5 % that training warns of."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 3.3 + 0.16 * max(0, len(runs) - 3)), layout="constrained")
         axes = figure.add_subplot()
-        _label_compute(axes, runs)
+        label_compute(axes, runs)
         for i, run in enumerate(runs):
             positive = run.compute > 0
-            colour, marker = _look(i)
+            colour, marker = look(i)
             axes.plot(run.compute[positive], run.pass_rate[positive], marker=marker, ms=3, lw=1, mew=0, color=colour)
         highest = max(0.12, *(float(run.pass_rate.max(initial=0)) * 1.1 for run in runs))
         axes.axhline(0.05, color="#777777", lw=0.8, ls="--")
@@ -121,7 +121,7 @@ def save(figure: Figure, path: str | Path) -> None:
     """Write PNG (300 dpi), SVG or PDF by the file's ending. Raises InputError where it can't."""
     check_path(path)
     try:
-        with matplotlib.rc_context(_STYLE):
+        with matplotlib.rc_context(STYLE):
             metadata: Any = {"Date": None} if str(path).lower().endswith(".svg") else None
             figure.savefig(path, dpi=300, metadata=metadata)
     except OSError as error:
@@ -134,14 +134,14 @@ def check_path(path: str | Path) -> None:
         raise InputError(f"{path}: figures end in {', '.join(FORMATS)}")
 
 
-def _look(i: int) -> tuple[str, str]:
+def look(i: int) -> tuple[str, str]:
     """(colour, marker) of the i-th run; no two of the first 49 share both."""
     n = len(_COLOURS)
     return _COLOURS[i % n], _MARKERS[(i + i // n) % n]
 
 
 def _pass_rate_panel(axes: Axes, fits: Sequence[Curve], until: float | None) -> None:
-    _label_compute(axes, [curve.run for curve in fits])
+    label_compute(axes, [curve.run for curve in fits])
     for i, curve in enumerate(fits):
         _points(axes, curve, i)
         if curve.result.A is not None:
@@ -152,11 +152,11 @@ def _pass_rate_panel(axes: Axes, fits: Sequence[Curve], until: float | None) -> 
 def _mark_ceilings(axes: Axes, fits: Sequence[Curve]) -> None:
     for i, curve in enumerate(fits):
         if curve.result.A is not None and curve.result.status != "asymptote-open":
-            axes.axhline(curve.result.A, xmin=0.93, color=_look(i)[0], lw=1.4, ls="--")
+            axes.axhline(curve.result.A, xmin=0.93, color=look(i)[0], lw=1.4, ls="--")
 
 
 def _points(axes: Axes, curve: Curve, i: int) -> None:
-    run, (colour, marker) = curve.run, _look(i)
+    run, (colour, marker) = curve.run, look(i)
     positive = run.compute > 0
     before = positive & ~curve.fitted & ~curve.beyond
     beyond = positive & curve.beyond
@@ -169,21 +169,21 @@ def _points(axes: Axes, curve: Curve, i: int) -> None:
 
 
 def _line(axes: Axes, curve: Curve, i: int, until: float | None) -> None:
-    colour, _ = _look(i)
+    colour, _ = look(i)
     compute = curve.run.compute
     low, high = compute[curve.fitted].min(), compute[curve.fitted].max()
     last = max(high, until or 0.0, *compute[curve.beyond].tolist())
     if last <= low:
         return
     grid = np.unique(np.append(np.geomspace(low, last, _DRAWN), high))
-    value, band_low, band_high = _predicted(curve.result, grid)
+    value, band_low, band_high = predicted(curve.result, grid)
     axes.plot(grid[grid <= high], value[grid <= high], "-", lw=1.4, color=colour, zorder=3)
     axes.plot(grid[grid >= high], value[grid >= high], ":", lw=1.4, color=colour, zorder=3)
     if band_low is not None and band_high is not None:
         axes.fill_between(grid, band_low, band_high, color=colour, alpha=0.15, lw=0, zorder=1)
 
 
-def _predicted(result: FitResult, grid: Floats) -> tuple[Floats, Floats | None, Floats | None]:
+def predicted(result: FitResult, grid: Floats) -> tuple[Floats, Floats | None, Floats | None]:
     """The curve on a grid [n], and its interval where the method gives one: profiled at some points, and smooth
     between them."""
     nodes = np.linspace(np.log(grid[0]), np.log(grid[-1]), _PROFILED)
@@ -191,9 +191,9 @@ def _predicted(result: FitResult, grid: Floats) -> tuple[Floats, Floats | None, 
     return (value, ends[0], ends[1]) if ends else (value, None, None)
 
 
-def _linear(axes: Axes, curve: Curve, i: int) -> int:
+def linearised(axes: Axes, curve: Curve, i: int) -> int:
     """Draw one run of the linearised panel; returns how many of its points have no place there."""
-    colour, marker = _look(i)
+    colour, marker = look(i)
     result, run = curve.result, curve.run
     a, r0, b, c_mid = result.A, result.R0, result.B, result.C_mid
     if a is None or r0 is None or b is None or c_mid is None:
@@ -222,7 +222,7 @@ def _legend(curve: Curve, slope: str | None = None) -> str:
 
 
 def _handle(i: int, label: str) -> Line2D:
-    colour, marker = _look(i)
+    colour, marker = look(i)
     return Line2D([], [], color=colour, marker=marker, ms=4, mew=0, lw=1.4, label=label)
 
 
@@ -233,20 +233,20 @@ def _key(fits: Sequence[Curve]) -> list[Line2D]:
     return [Line2D([], [], color="#555555", ls=":", marker="x", ms=4, lw=1.4, label="extrapolation, held-out points")]
 
 
-def _label_compute(axes: Axes, runs: Sequence[Run]) -> None:
+def label_compute(axes: Axes, runs: Sequence[Run]) -> None:
     names = list(dict.fromkeys(run.x_name for run in runs))
     axes.set_xscale("log")
     axes.set_xlabel(" / ".join(_UNITS.get(name.rpartition("/")[2].lower(), name) for name in names))
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _compact(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _full(value: float) -> str:
-    return f"{value:,.0f}" if 1000 <= value < 1e6 else _compact(value)
+    return f"{value:,.0f}" if 1000 <= value < 1e6 else compact(value)
 
 
-def _compact(value: float) -> str:
+def compact(value: float) -> str:
     """1500 -> 1.5k, 2.4e6 -> 2.4M; powers of ten where no prefix is usual."""
     if value == 0:
         return "0"

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from scalerl.fitting import grid
 from scalerl.fitting.errors import InputError
 from scalerl.fitting.forms import fit_form
-from scalerl.fitting.intervals import parameter_ends, threshold, value_ends
+from scalerl.fitting.intervals import c80_ends, parameter_ends, threshold, value_ends
 from scalerl.fitting.least_squares import Floats
 from scalerl.fitting.result import FitResult
 from scalerl.fitting.sigmoid import R0, A, B, M, Sigmoid
@@ -80,6 +80,10 @@ def _continuous(problem: Sigmoid, p: int, level: float, autocorrelation: bool, c
         np.inf if m.high_open[0] else _compute_of(m.high[0] + problem.shift),
     )
     b_interval = (0.0 if b.low_open[0] else np.exp(b.low[0]), np.inf if b.high_open[0] else np.exp(b.high[0]))
+    c80_interval = None
+    if problem.fixed_a is not None:
+        low, high = c80_ends(problem, theta, ssr, found.rise)
+        c80_interval = (_compute_of(low + problem.shift), _compute_of(high + problem.shift))
     status, message = "ok", "ok"
     if A in ends and (a_open[1] or a_interval[1] - a_interval[0] > OPEN_WIDTH):
         status, message = "asymptote-open", _open_message(a_interval, theta, problem)
@@ -95,6 +99,7 @@ def _continuous(problem: Sigmoid, p: int, level: float, autocorrelation: bool, c
         A_interval=a_interval,
         B_interval=(float(b_interval[0]), float(b_interval[1])),
         C_mid_interval=(float(c_mid_interval[0]), float(c_mid_interval[1])),
+        C80_interval=c80_interval,
         A_open=a_open,
         B_open=b.flags(),
         C_mid_open=m.flags(),

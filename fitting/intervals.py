@@ -17,6 +17,7 @@ from scalerl.fitting.least_squares import Bools, Floats, minimise
 from scalerl.fitting.sigmoid import R0, A, B, M, Sigmoid
 
 _EXPANSIONS, _BISECTIONS = 60, 40
+_LN4 = float(np.log(4.0))
 _EXACT = 1e-22  # a sum of squares below this times n is an exact fit, whose intervals are points
 _INSIDE = 1e-9
 
@@ -143,6 +144,29 @@ def parameter_ends(problem: Sigmoid, theta: Floats, ssr: float, rise: float) -> 
         int(p): Ends(found.low[i : i + 1], found.high[i : i + 1], found.low_open[i : i + 1], found.high_open[i : i + 1])
         for i, p in enumerate(which)
     }
+
+
+def c80_ends(problem: Sigmoid, theta: Floats, ssr: float, rise: float) -> tuple[float, float]:
+    """The interval of ln C80 = m + ln 4 / B (centred like m), by profile over the other parameters."""
+    lower, upper = (side[[A, B, R0]] for side in problem.bounds)
+    free = problem.free[[A, B, R0]]
+
+    def profile(values: Floats, start: Floats) -> tuple[Floats, Floats]:
+        def residuals(t: Floats) -> tuple[Floats, Floats]:
+            reach = _LN4 * np.exp(-t[:, 1])
+            r, jacobian = problem.residuals(np.stack([t[:, 0], values - reach, t[:, 1], t[:, 2]], axis=-1))
+            d_b = jacobian[..., B] + jacobian[..., M] * reach[:, None]
+            return r, np.stack([jacobian[..., A], d_b, jacobian[..., R0]], axis=-1)
+
+        return minimise(residuals, start, free, lower, upper)
+
+    reach = _LN4 * np.exp(-theta[B])
+    gradient = np.array([0.0, 1.0, -reach, 0.0])[problem.free]
+    spread = float(gradient @ _covariance(problem, theta) @ gradient)
+    scale = np.clip(np.sqrt(max(spread, 0.0) * rise), 1e-6, 0.5)
+    limits = (problem.bounds[0][[M]], problem.bounds[1][[M]])
+    estimate = np.array([theta[M] + reach])
+    return find_ends(profile, estimate, theta[[A, B, R0]], np.array([scale]), limits, ssr, rise).pair()
 
 
 def _scale(problem: Sigmoid, theta: Floats, rise: float) -> Floats:

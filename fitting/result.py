@@ -25,8 +25,8 @@ class FitResult:
     status: `too-few-points`, `collapsed`, `flat`, `decreasing`, `at-edge`, `asymptote-open` or `ok`; message says it in
     words. An interval's end that is no end (`*_open`) is the bound: 1 for A, 0 or infinity for B and C_mid. n counts
     curve points, n_base the base evaluation (0 or 1). sd: residual standard deviation; rho: the autocorrelation that
-    the intervals allow for. `edge` holds a grid method's refit on a wider grid. Forms other than the sigmoid put their
-    own parameters into `extra`."""
+    the intervals allow for. C80_interval: of fits with a held A, among which C80 is compared; else None. `edge` holds a
+    grid method's refit on a wider grid. Forms other than the sigmoid put their own parameters into `extra`."""
 
     status: str
     message: str
@@ -43,6 +43,7 @@ class FitResult:
     A_interval: Pair | None = None
     B_interval: Pair | None = None
     C_mid_interval: Pair | None = None
+    C80_interval: Pair | None = None
     A_open: Flags | None = None
     B_open: Flags | None = None
     C_mid_open: Flags | None = None
