@@ -21,7 +21,7 @@ from scalerl.sweeps.report import Report, Row
 from scalerl.sweeps.verdicts import UNSTABLE_TRUNCATION, compute
 
 _GREY = "#8a8a8a"
-_DRAWN, _PROFILED, _SMOOTHED = 200, 10, 10
+_DRAWN, _SMOOTHED = 200, 10
 _ALARM = 0.05  # the truncation rate from which training warns
 
 
@@ -157,7 +157,7 @@ def _extrapolated(axes: Axes, curve: Curve, colour: str, target: float) -> None:
     fitted = curve.run.compute[curve.fitted]
     low, high = float(fitted.min()), float(fitted.max())
     grid = np.unique(np.append(np.geomspace(low, max(target, high), _DRAWN), high))
-    value, band_low, band_high = predicted(curve.result, grid, _PROFILED)
+    value, band_low, band_high = predicted(curve.result, grid)
     axes.plot(grid[grid <= high], value[grid <= high], "-", lw=1.1, color=colour, zorder=3)
     axes.plot(grid[grid >= high], value[grid >= high], ":", lw=1.1, color=colour, zorder=3)
     if band_low is not None and band_high is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,29 +40,27 @@ class StudyRun:
 
 def gather(study: Path, plan: Plan) -> list[StudyRun]:
     """Every run of the plan, in its order; those that can't be read come with the reason and without a curve."""
-    return [_gathered(study, plan, arm, seed) for arm in plan.arms for seed in plan.seeds]
+    stopped = _stopped(study)
+    return [_gathered(study, plan, arm, seed, stopped) for arm in plan.arms for seed in plan.seeds]
 
 
-def _gathered(study: Path, plan: Plan, arm: Arm, seed: int) -> StudyRun:
+def _gathered(study: Path, plan: Plan, arm: Arm, seed: int, stopped: Mapping[str, str]) -> StudyRun:
     folder = plan.run_folder(arm, seed)
-    path, run = study / folder, None
-    trouble = _absent(path)
-    if trouble is None:
+    path, run, trouble = study / folder, None, None
+    if (path / "eval.jsonl").exists():
         try:
             (read,) = read_runs([path], x=plan.x)
             run = replace(read, name=f"{arm.name} seed {seed}", arm=arm.name)
             trouble = _short(path, run)
         except InputError as error:
             trouble = f"can't be read ({error})"
+    else:
+        trouble = "missing: no evaluation yet" if path.is_dir() else "missing: not started"
+    if trouble is not None and path.name in stopped:
+        trouble = stopped[path.name]
+    elif trouble is not None and (last := _last_line(study / "logs" / f"{path.name}.log")):
+        trouble += f"; its log ends: {last}"
     return StudyRun(arm, seed, folder, trouble, run, _training(path / "metrics.jsonl"))
-
-
-def _absent(path: Path) -> str | None:
-    if not path.is_dir():
-        return "missing: not started"
-    if not (path / "eval.jsonl").exists():
-        return "missing: no evaluation yet"
-    return None
 
 
 def _short(path: Path, run: Run) -> str | None:
@@ -72,6 +71,22 @@ def _short(path: Path, run: Run) -> str | None:
         return "its config.json can't be read: whether it is finished isn't known"
     last = int(run.step[-1]) if run.step is not None and len(run) else 0
     return f"unfinished: evaluated up to step {last} of {planned}" if last < planned else None
+
+
+def _stopped(study: Path) -> dict[str, str]:
+    """Run folder's name -> why the study ended that run early."""
+    try:
+        return json.loads((study / "stopped.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _last_line(log: Path) -> str | None:
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    except OSError:
+        return None
+    return next((line for line in reversed(lines) if line), None)
 
 
 def _training(file: Path) -> Training:

@@ -104,7 +104,7 @@ def _swept(plan: Plan, row: Row) -> float:
     value = arm.name.partition("=")[2]
     if arm is plan.arms[0]:
         axis = next((a.axis for a in plan.arms if a.axis is not None), None)
-        before = [pair[0] for a in plan.arms for key, pair in a.difference.items() if key.rpartition(".")[2] == axis]
+        before = [pair[0] for a in plan.arms for key, pair in a.difference.items() if _is_key(key, axis)]
         value = before[0] if before else ""
     try:
         return float(value)
@@ -112,11 +112,13 @@ def _swept(plan: Plan, row: Row) -> float:
         return float("inf")  # a swept word, such as a model: the plan's order, with these last
 
 
+def _is_key(key: str, axis: str | None) -> bool:
+    return axis in (key, key.rpartition(".")[2])
+
+
 def _troubles(runs: list[StudyRun]) -> list[str]:
-    """One line a run that isn't whole; arms that are the base by construction needn't be run."""
-    missing = [run for run in runs if run.trouble is not None]
-    needed = [run for run in missing if run.arm.identical is None or run.run is not None]
-    return [f"{run.arm.name} seed {run.seed}: {run.trouble}" for run in needed]
+    """One line a run that isn't whole."""
+    return [f"{run.arm.name} seed {run.seed}: {run.trouble}" for run in runs if run.trouble is not None]
 
 
 def _notes(plan: Plan, c: Comparison, fraction: float) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from tests.fitting.simulated import Array, Truth, ar1, sigmoid
 
 BASE: Truth = (0.40, 0.610, 1.92, 2542.0)  # R0, A, B, C_mid: ScaleRL's own (arXiv 2510.13786, table 1)
 BUDGET, EVERY = 16_000, 400
+STEPS = BUDGET * 10 // EVERY
 NOISE, RHO = 0.0035, 0.5  # of the evaluations
 RUN_SD = {"A": 0.004, "ln_B": 0.03, "ln_C_mid": 0.03}  # between seeds
 
@@ -21,7 +23,7 @@ RUN_SD = {"A": 0.004, "ln_B": 0.03, "ln_C_mid": 0.03}  # between seeds
 @dataclass(frozen=True)
 class Simulated:
     """An arm whose truth is known. collapse_at: compute from which its pass rate falls. budget: compute of its last
-    evaluation. truncation: of its training steps. value: of a swept number, after `=` in the arm's name."""
+    evaluation. truncation: of its training steps."""
 
     truth: Truth = BASE
     identical: str | None = None
@@ -59,7 +61,18 @@ def plan_of(arms: Mapping[str, Simulated], seeds: tuple[int, ...], kind: str = "
         return Arm(name, axis, (f"{key}={value}",), {key: ("8", value)}, simulated.identical)
 
     listed = tuple(arm(name, simulated) for name, simulated in arms.items())
-    return Plan(kind, "synthetic", x, (), listed, seeds, "scalerl sweep loo")
+    cost = {"skipped": {}, "steps": STEPS, "completions": 0, "tokens": 0}
+    extra: dict[str, Any] = {name: cost[name] for name in Plan.__dataclass_fields__ if name in cost}
+    return Plan(
+        kind=kind,
+        name="synthetic",
+        x=x,
+        overrides=(),
+        arms=listed,
+        seeds=seeds,
+        command=f"scalerl sweep {kind}",
+        **extra,
+    )
 
 
 def curve(arm: Simulated, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -74,10 +87,10 @@ def curve(arm: Simulated, rng: np.random.Generator) -> tuple[Array, Array]:
     return x, np.clip(y + NOISE * ar1(rng, len(x), RHO), 0, 1)
 
 
-def write_run(folder: Path, x: Array, y: Array, steps: int, truncation: float, column: str = "flops") -> None:
-    """An ordinary run folder: one step a unit of EVERY / 10 compute, an evaluation every 10 steps."""
+def write_run(folder: Path, x: Array, y: Array, truncation: float, column: str = "flops") -> None:
+    """An ordinary run folder: a step takes EVERY / 10 of compute, and every 10th is evaluated."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"steps": steps, "run_dir": str(folder)}))
+    (folder / "config.json").write_text(json.dumps({"steps": STEPS, "run_dir": str(folder)}))
     rows = [
         {"set": "held_out", "step": 10 * i, column: c, "pass_rate": rate, "entropy": 0.5}
         for i, (c, rate) in enumerate(zip(x.tolist(), y.tolist(), strict=True))
@@ -91,16 +104,22 @@ def write_run(folder: Path, x: Array, y: Array, steps: int, truncation: float, c
 
 
 def write_study(
-    study: Path, arms: Mapping[str, Simulated], *, seeds: tuple[int, ...] = (0, 1, 2), draw: int = 0, kind: str = "loo"
+    study: Path,
+    arms: Mapping[str, Simulated],
+    *,
+    seeds: tuple[int, ...] = (0, 1, 2),
+    draw: int = 0,
+    kind: str = "loo",
+    x: str = "flops",
 ) -> Plan:
     """Draw every run of the study and write it with its plan. draw: seed of the simulation."""
-    plan = plan_of(arms, seeds, kind)
+    plan = plan_of(arms, seeds, kind, x)
     write_plan(study, plan)
     for i, arm in enumerate(plan.arms):
         for seed in seeds:
             simulated = arms[arm.name]
-            if simulated.identical is not None:  # the same run as the base's, to the bit
-                i, simulated = 0, replace(simulated, identical=None)
-            x, y = curve(simulated, np.random.default_rng((draw, i, seed)))
-            write_run(study / plan.run_folder(arm, seed), x, y, BUDGET * 10 // EVERY, simulated.truncation)
+            # one that is the base by construction is the base's run, to the bit
+            rng = np.random.default_rng((draw, 0 if simulated.identical else i, seed))
+            compute, rate = curve(simulated, rng)
+            write_run(study / plan.run_folder(arm, seed), compute, rate, simulated.truncation, x)
     return plan
