@@ -6,6 +6,7 @@ import typer
 
 from scalerl.cli.fit import fit
 from scalerl.cli.plot import plot
+from scalerl.cli.sweep import app as sweep
 from scalerl.cli.train import train
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
 app.command("train")(train)
 app.command("fit")(fit)
 app.command("plot")(plot)
+app.add_typer(sweep, name="sweep")
 
 
 def main() -> None:

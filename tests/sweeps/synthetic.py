@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -61,8 +60,6 @@ def plan_of(arms: Mapping[str, Simulated], seeds: tuple[int, ...], kind: str = "
         return Arm(name, axis, (f"{key}={value}",), {key: ("8", value)}, simulated.identical)
 
     listed = tuple(arm(name, simulated) for name, simulated in arms.items())
-    cost = {"skipped": {}, "steps": STEPS, "completions": 0, "tokens": 0}
-    extra: dict[str, Any] = {name: cost[name] for name in Plan.__dataclass_fields__ if name in cost}
     return Plan(
         kind=kind,
         name="synthetic",
@@ -71,7 +68,10 @@ def plan_of(arms: Mapping[str, Simulated], seeds: tuple[int, ...], kind: str = "
         arms=listed,
         seeds=seeds,
         command=f"scalerl sweep {kind}",
-        **extra,
+        skipped={},
+        steps=STEPS,
+        completions=0,
+        tokens=0,
     )
 
 
