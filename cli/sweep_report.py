@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -14,7 +15,8 @@ from scalerl.cli.errors import user_errors
 if TYPE_CHECKING:
     from scalerl.sweeps.report import Report
 
-_WIDTH = 160  # where stdout is no terminal
+_WIDTH = 170  # where stdout is no terminal
+_WIDE = 150  # columns that the whole table takes; a narrower one leaves out B and C_mid of the free fits
 
 
 def report(
@@ -64,11 +66,12 @@ def show(found: Report) -> None:
     from scalerl.sweeps.tables import HEADERS, cells
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+    shown = [name not in ("B", "C_mid") or console.width >= _WIDE for name in HEADERS]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in HEADERS:
-        table.add_column(name, justify="left" if name == "arm" else "right", overflow="fold", no_wrap=name != "arm")
+    for name in compress(HEADERS, shown):
+        table.add_column(name, justify="left" if name == "arm" else "right", overflow="fold")
     for row in found.rows:
-        table.add_row(*map(Text, cells(row)))
+        table.add_row(*map(Text, compress(cells(row), shown)))
     console.print(table)
     for row in found.rows:
         console.print(f"{row.name}: {row.verdict.text}", markup=False, soft_wrap=True)
