@@ -39,6 +39,27 @@ def compose(overrides: Sequence[str], *, run_dir: str | None = None) -> Composed
     return Composed(config=config, sources=_sources(leaves, choices, values, run_dir))
 
 
+def recompose(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """`config` with single values overridden, as a resume does. Raises UserError as `compose` does, and for groups."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+
+    from scalerl.rl.errors import UserError
+
+    groups, values = _split(overrides)
+    if groups:
+        raise UserError(f"'{groups[0]}' replaces a whole group; a resume takes single values, such as steps=500")
+    tree = OmegaConf.create(config.model_dump(mode="json"))
+    _check_keys(values, _leaves(tree))
+    for text in values:
+        override = OverridesParser.create().parse_override(text)
+        if override.is_delete():
+            raise UserError(f"'{text}': a resume can't take a key away")
+        OmegaConf.update(tree, override.key_or_group, override.value(), merge=True, force_add=True)
+    plain: Any = OmegaConf.to_container(tree, resolve=True)
+    return _validate(plain)
+
+
 def _hydra(overrides: Sequence[str]) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from scalerl.cli.compose import Composed
@@ -13,8 +13,10 @@ def print_dry_run(composed: Composed) -> None:
     """Print every key as `key = value  # source`, then the cost estimate."""
     from rich.console import Console
 
+    from scalerl.rl.config import flat
+
     console = Console(highlight=False, soft_wrap=True)
-    for key, value in _flat(composed.config.model_dump(mode="json")).items():
+    for key, value in flat(composed.config.model_dump(mode="json")).items():
         console.print(f"{key} = {value!r}  [dim]# {composed.sources.get(key, 'config.yaml')}[/dim]")
     console.print()
     for line in estimate(composed.config):
@@ -33,13 +35,3 @@ def estimate(config: RunConfig) -> list[str]:
         f"at most {evaluated * recipe.generation_budget:,} generated tokens",
         "flops a token of N active parameters: 2N to generate it, 6N to train on it, and attention beside",
     ]
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat

@@ -11,13 +11,16 @@ _CODES = (
     ("scalerl.rl.errors", "UserError", 2),
     ("scalerl.fitting.errors", "InputError", 2),
     ("scalerl.rl.errors", "RunEnded", 1),
+    ("scalerl.rl.errors", "Preempted", 0),
 )
+_LABELS = {0: "preempted", 1: "ended", 2: "error"}
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Print a user's error as one line on stderr and exit 2; a run that ended without a usable result exits 1."""
+    """Print a user's error as one line on stderr and exit 2; a run that ended without a usable result exits 1, one that
+    a signal stopped at a checkpoint 0."""
     try:
         yield
     except Exception as error:
@@ -25,7 +28,7 @@ def user_errors() -> Iterator[None]:
         if code is None:
             raise
         text = f"{error}; make room, then go on with --resume" if isinstance(error, OSError) else error
-        print(f"{'error' if code == 2 else 'ended'}: {text}", file=sys.stderr)
+        print(f"{_LABELS[code]}: {text}", file=sys.stderr)
         raise SystemExit(code) from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from scalerl.cli.export import export
 from scalerl.cli.fit import fit
 from scalerl.cli.plot import plot
 from scalerl.cli.sweep import app as sweep
@@ -18,6 +19,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.command("train")(train)
+app.command("export")(export)
 app.command("fit")(fit)
 app.command("plot")(plot)
 app.add_typer(sweep, name="sweep")

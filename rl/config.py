@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -117,6 +118,17 @@ class TorchEngineConfig(Strict):
     logits_precision: Literal["fp32", "model"] | None
 
 
+class Alarms(Strict):
+    """Thresholds of `rl/health.py`; None turns an alarm off."""
+
+    truncation: Positive | None
+    truncation_unstable: Positive | None
+    entropy: Positive | None
+    mismatch_k3: Positive | None
+    extreme_share: Positive | None
+    grad_norm: Positive | None
+
+
 class Trainer(Strict):
     lr: Positive
     warmup_steps: Annotated[int, Field(ge=0)]
@@ -129,7 +141,9 @@ class Trainer(Strict):
     threads: Count
     device: str
     save_every: Annotated[int, Field(ge=0)]  # 0: only at the end
+    keep_checkpoints: Count
     max_bad_steps: Count
+    alarms: Alarms
 
 
 class Eval(Strict):
@@ -169,3 +183,11 @@ class RunConfig(Strict):
                 f"{self.recipe.logits_precision}: with fp32 on one side only the two disagree; set both alike"
             )
         return self
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys of a nested mapping; an empty mapping is a leaf."""
+    leaves = {}
+    for key, value in tree.items():
+        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
+    return leaves

@@ -7,3 +7,7 @@ class UserError(ValueError):
 
 class RunEnded(Exception):
     """The run ended early with a complete log and no result beyond it (an empty prompt pool); the CLI exits 1."""
+
+
+class Preempted(Exception):
+    """A signal stopped the run at a checkpoint; the message says how to go on. The CLI prints it and exits 0."""

@@ -49,6 +49,11 @@ class Ledger:
     trainer_busy_hours: float = 0.0
     training_hours: float = 0.0
 
+    @property
+    def hours(self) -> float:
+        """Everything on the clock but what was lost."""
+        return self.device_hours + self.eval_device_hours + self.checkpoint_device_hours
+
     CLOCK_FIELDS = (
         "device_hours",
         "eval_device_hours",
@@ -95,5 +100,7 @@ class Ledger:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Everything but the number of devices, which may have changed."""
         for name, value in state.items():
-            setattr(self, name, value)
+            if name != "devices":
+                setattr(self, name, value)

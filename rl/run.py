@@ -11,19 +11,22 @@ from typing import Any
 
 import torch
 
-from scalerl.rl.checkpoint import load_last_checkpoint, save_checkpoint
+from scalerl.rl.checkpoint import Checkpoint, CheckpointWriter, load_last_checkpoint
 from scalerl.rl.config import BuiltinModel, RunConfig
 from scalerl.rl.engines.generator import Generator, Outcome, build_generator
 from scalerl.rl.engines.torch_engine import Work
-from scalerl.rl.errors import RunEnded, UserError
+from scalerl.rl.errors import Preempted, RunEnded, UserError
 from scalerl.rl.evaluation import Evaluator
+from scalerl.rl.health import Health
 from scalerl.rl.ledger import Ledger
 from scalerl.rl.models.load import check_model_dir
 from scalerl.rl.models.tokenizer import load_tokenizer
 from scalerl.rl.models.warm_start import prepare_builtin
+from scalerl.rl.preemption import Stop
 from scalerl.rl.progress import Progress
 from scalerl.rl.requests import Requests, build_sampling
-from scalerl.rl.runlog import RunLog, create_run_dir, last_device_hours, read_config
+from scalerl.rl.resume import check_changes, is_complete, record_resume, write_changes
+from scalerl.rl.runlog import RunLog, create_run_dir, read_config
 from scalerl.rl.sampler import PromptSampler
 from scalerl.rl.schedule import build_schedule
 from scalerl.rl.scoring import score
@@ -31,48 +34,56 @@ from scalerl.rl.tasks import DemonstratedTask, build_task
 from scalerl.rl.trainer import NonFinite, Prepared, Trainer
 from scalerl.rl.types import CompletedGroup, Prompt, ScoredGroup
 
-TRUNCATION_ALARM = 0.05  # ScaleRL A.15: 10-15 % truncated completions destabilise training
-
 
 def start_run(config: RunConfig, sources: Mapping[str, str]) -> Path:
     """Train from step 0 into a new run folder; returns the folder.
 
-    Raises UserError on bad input, with no folder left behind, and RunEnded where the run can't go on."""
+    Raises UserError on bad input, with no folder left behind, RunEnded where the run can't go on, and Preempted where a
+    signal stopped it."""
     new_parent = not Path(config.run_dir).parent.exists()
     path = create_run_dir(config, sources)
-    try:
-        run = Run(config, path)
-    except UserError:
-        shutil.rmtree(path.parent if new_parent else path)
-        raise
-    run.train()
+    with Stop() as stop:
+        try:
+            run = Run(config, path, stop)
+        except UserError:
+            shutil.rmtree(path.parent if new_parent else path)
+            raise
+        run.train()
     return path
 
 
-def resume_run(path: Path) -> None:
+def resume_run(path: Path, wanted: RunConfig | None = None, *, allow_change: bool = False) -> None:
     """Go on with the run in `path` from its last checkpoint, or from its start where it has none.
 
-    What was logged after the checkpoint is written anew; its device hours are booked as wasted. Raises UserError where
-    `path` is no run."""
-    config = read_config(path)
-    state = load_last_checkpoint(path)
-    if state is not None and state["schedule"]["trained"] >= state["schedule"]["end"]:
-        print(f"run {path} is complete at step {state['ledger']['step']}: nothing is left to resume")
+    wanted: the configuration to go on with, the one in `path` where None. What was logged after the checkpoint is
+    written anew; its device hours are booked as wasted. Raises UserError where `path` is no run, or where the
+    configuration isn't the checkpoint's and the change isn't allowed, and otherwise as `start_run`."""
+    written = read_config(path)
+    config = wanted or written
+    checkpoint = load_last_checkpoint(path)
+    changes = check_changes(written, config, checkpoint, allowed=allow_change)
+    if checkpoint is not None and is_complete(checkpoint.state, config):
+        print(f"run {path} is complete at step {checkpoint.state['ledger']['step']}: nothing is left to resume")
         return
-    run = Run(config, path)
-    if state is not None:
-        run.load_state_dict(state)
-    run.ledger.wasted_device_hours += max(0.0, last_device_hours(path) - run.ledger.device_hours)
-    run.log.cut_after(run.ledger.step if state is not None else -1)
-    run.train()
+    with Stop() as stop:
+        run = Run(config, path, stop)
+        if checkpoint is not None:
+            run.load(checkpoint)
+        if changes:
+            write_changes(path, config, changes)
+        run.ledger.wasted_device_hours = record_resume(path, run.ledger.step, run.ledger.hours, changes)
+        run.log.cut_after(run.ledger.step if checkpoint is not None else -1, run.evaluated)
+        if changes and checkpoint is not None:
+            run.save()  # a checkpoint holds its configuration: the change needn't be allowed again
+        run.train()
 
 
 class Run:
     """The parts of one run and its main loop."""
 
-    def __init__(self, config: RunConfig, path: Path) -> None:
+    def __init__(self, config: RunConfig, path: Path, stop: Stop | None = None) -> None:
         torch.set_num_threads(config.trainer.threads)
-        self.config, self.path = config, path
+        self.config, self.path, self._stop = config, path, stop or Stop()
         self.task = build_task(config.task)
         model_path = model_folder(config, self.task)
         self.tokenizer = load_tokenizer(model_path)
@@ -94,33 +105,49 @@ class Run:
         self.open: dict[int, tuple[int, Prompt]] = {}  # dispatched and untrained: group -> (epoch, prompt)
         self.completed: dict[int, CompletedGroup] = {}  # of these, what the generator has finished
         self.generator_version = 0
+        self.evaluated = -1  # the last step whose evaluation is whole
         self.log = RunLog(path, config)
+        self._checkpoints = CheckpointWriter(path, config.trainer.keep_checkpoints)
         self._ended: RunEnded | None = None
         self._window_open = False
         self._bad_steps = 0
         self._saved_at = 0
         self._work = Work()
         self._clock = _Clock()
+        self._stop.on_request = self.generator.abandon
+        if self._stop.requested:
+            self.generator.abandon()
 
     def train(self) -> None:
-        """Go on from the ledger's step to the last one, or to where the prompts run out (RunEnded, log complete)."""
+        """Go on from the ledger's step to the last one, to where the prompts run out (RunEnded, log complete), or to
+        where a signal asks for the end (Preempted, with a checkpoint)."""
         with Progress(self.config.steps, self.ledger.step) as self._progress:
+            self._health = Health(self.config.trainer.alarms, self._progress.warn)
             try:
-                if self.ledger.step == 0:
-                    self._evaluate()
-                while not self.schedule.done:
-                    self._clock.restart()
-                    self._dispatch()
-                    if not self.schedule.done:
-                        self._train_round()
-                if self.ledger.step % self.config.eval.every:
-                    self._evaluate()
-                self._save()
+                self._loop()
+                self.save()
+                self._checkpoints.wait()
             finally:
                 self.generator.close()
+                self._checkpoints.close()
                 self.log.close()
+        if not self.schedule.done or self._evaluation_due():
+            raise Preempted(f"at step {self.ledger.step}, resume with: scalerl train --resume {self.path}")
         if self._ended is not None:
             raise self._ended
+
+    def _loop(self) -> None:
+        """Ends when everything is done or a signal has come; either way a checkpoint may be taken."""
+        while not self._stop.requested:
+            if self._evaluation_due() and not self._evaluate():
+                return
+            if self.schedule.done:
+                return
+            self._save_if_due()
+            self._clock.restart()
+            self._dispatch()
+            if not self.schedule.done:
+                self._train_round()
 
     def _dispatch(self) -> None:
         """Hand out as many groups as the schedule allows. Where the prompts run out, the run ends with the last whole
@@ -147,6 +174,9 @@ class Run:
         missing = [group for batch in batches for group in batch if group not in self.completed]
         if missing:
             self._collect(self.generator.call("run_until", missing))
+            if not self.completed.keys() >= set(missing):
+                self._clock.lap(self.ledger)
+                return  # abandoned; a resumed run goes on with these ticks
         scored = [[self._score(group) for group in batch] for batch in batches]
         if recipe.off_policy == "pipeline":
             self.generator.begin("window", self.config.engine.ticks_per_step)
@@ -163,8 +193,11 @@ class Run:
                     metrics[i] |= self._update(prepared[i])
                 if number == recipe.updates_per_batch - 1:
                     self._finish_batch(groups, prepared[i], metrics[i])
+                    if i < len(scored) - 1 and self._evaluation_due():
+                        # These weights are gone after the round's next batch, and no checkpoint is taken within one.
+                        self._evaluate(to_the_end=True)
+                        self._clock.restart()
         self._sync()
-        self._save_if_due()
 
     def _update(self, prepared: Prepared) -> dict[str, Any]:
         """One optimiser step, or none where nothing survived or the gradient is not finite."""
@@ -187,7 +220,7 @@ class Run:
         return {**metrics, "stepped": True}
 
     def _finish_batch(self, groups: Sequence[ScoredGroup], prepared: Prepared, metrics: dict[str, Any]) -> None:
-        """Count a trained batch, log it, evaluate when due."""
+        """Count a trained batch and log it."""
         if self._window_open:
             self._collect(self.generator.finish())
             self._window_open = False
@@ -217,29 +250,33 @@ class Run:
             "tokens_per_second": ledger.generated_tokens / (ledger.training_hours * 3600),
             "seconds": wall,
         }
+        row["alarms"] = self._health.check(row)
         self.log.training_step(row)
         self._progress.step(row)
-        if row["truncation_rate"] > TRUNCATION_ALARM:
-            self._progress.warn(
-                f"step {ledger.step}: {row['truncation_rate']:.1%} of completions truncated (alarm at 5 %)"
-            )
-        if ledger.step % self.config.eval.every == 0:
-            self._evaluate()
-            self._clock.restart()
 
-    def _evaluate(self) -> None:
-        """Evaluate the current weights on every set, apart from the training clock."""
+    def _evaluation_due(self) -> bool:
+        step = self.ledger.step
+        return self.evaluated < step and (step % self.config.eval.every == 0 or self.schedule.done)
+
+    def _evaluate(self, *, to_the_end: bool = False) -> bool:
+        """Evaluate the current weights on every set, apart from the training clock; False where a signal cut it short,
+        which `to_the_end` rules out."""
         self._sync()
         for number in range(len(self.evaluator.sets)):
             start, step = time.perf_counter(), self.ledger.step
             before = self.generator.call("submit", []).eval_work
-            outcome = self.generator.call("evaluate", self.evaluator.requests(number, step), self.ledger.version)
+            requests = self.evaluator.requests(number, step)
+            outcome = self.generator.call("evaluate", requests, self.ledger.version, to_the_end)
+            if not outcome.groups:
+                return False
             row, prompts = self.evaluator.rows(number, step, outcome.groups)
             flops = self._flops(outcome.eval_work) - self._flops(before)
             self.ledger.add_evaluation(time.perf_counter() - start, flops)
             row = {"set": row.pop("set"), **self.ledger.axes(), **row}
             self.log.evaluation(row, prompts)
             self._progress.evaluation(row)
+        self.evaluated = self.ledger.step
+        return True
 
     def _sync(self) -> None:
         """Give the generator the current weights, unless it has them."""
@@ -269,35 +306,48 @@ class Run:
 
     def _save_if_due(self) -> None:
         every = self.config.trainer.save_every
-        if every and not self.schedule.done and self.ledger.step // every > self._saved_at // every:
-            self._save()
+        if every and self.ledger.step // every > self._saved_at // every:
+            self.save()
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Begin a checkpoint of the present state, which must lie between two rounds."""
         start = time.perf_counter()
-        save_checkpoint(self.path, self.ledger.step, self.state_dict())
+        self.log.sync()
+        self._checkpoints.save(self.ledger.step, self.state_dict(), self.trainer.save)
         self._saved_at = self.ledger.step
         self.ledger.add_checkpoint(time.perf_counter() - start)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the run depends on, completions in flight with their stale KV cache among it."""
+        """Everything that the rest of the run depends on but the trainer's tensors; completions in flight with their
+        stale KV cache are among it. Random draws are functions of seeds and numbers, so there is no generator state."""
         return {
+            "config": self.config.model_dump(mode="json"),
             "ledger": self.ledger.state_dict(),
             "trainer": self.trainer.state_dict(),
             "sampler": self.sampler.state_dict(),
             "schedule": self.schedule.state_dict(),
+            "evaluated": self.evaluated,
+            "ended": self._ended and str(self._ended),
+            "bad_steps": self._bad_steps,
             "open": self.open,
             "completed": self.completed,
             "generator": self.generator.call("save").state,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name in ("ledger", "trainer", "sampler", "schedule"):
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Take up a checkpoint; more `steps` than it was made for lengthen the schedule."""
+        state = checkpoint.state
+        for name in ("ledger", "sampler", "schedule"):
             getattr(self, name).load_state_dict(state[name])
-        self.open, self.completed = state["open"], state["completed"]
+        self.trainer.load(checkpoint.folder, state["trainer"])
+        self.open, self.completed, self.evaluated = state["open"], state["completed"], state["evaluated"]
+        self._ended, self._bad_steps = state["ended"] and RunEnded(state["ended"]), state["bad_steps"]
         self.generator.update_weights(self.trainer.weights(), self.ledger.version)
         self.generator_version = self.ledger.version
         self._saved_at = self.ledger.step
         self._work = self.generator.call("load", state["generator"]).work
+        if self.config.steps != state["config"]["steps"]:
+            self.schedule.end, self._ended = self.config.steps * self.schedule.prompts_per_batch, None
 
 
 class _Clock:

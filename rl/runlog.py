@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pydantic import ValidationError
 
 from scalerl.rl.config import RunConfig
 from scalerl.rl.errors import UserError
+
+LOGS = ("metrics.jsonl", "eval.jsonl", "eval_prompts.parquet")
 
 
 def create_run_dir(config: RunConfig, sources: Mapping[str, str]) -> Path:
@@ -29,8 +32,7 @@ def create_run_dir(config: RunConfig, sources: Mapping[str, str]) -> Path:
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
-        content = config.model_dump(mode="json", exclude={"run_dir"})  # the folder may move, and arms differ in it
-        write_json(beside / "config.json", {**content, "sources": {k: v for k, v in sources.items() if k != "run_dir"}})
+        write_config(beside, config, sources)
         write_json(beside / "environment.json", environment(config))
         beside.rename(path)
     except OSError as error:
@@ -38,8 +40,14 @@ def create_run_dir(config: RunConfig, sources: Mapping[str, str]) -> Path:
     return path
 
 
+def write_config(path: Path, config: RunConfig, sources: Mapping[str, str]) -> None:
+    """Everything but where the run lies: a folder may be moved, and a study's arms differ in it."""
+    content = config.model_dump(mode="json", exclude={"run_dir"})
+    write_json(path / "config.json", {**content, "sources": {k: v for k, v in sources.items() if k != "run_dir"}})
+
+
 def read_config(path: Path) -> RunConfig:
-    """The configuration of the run in `path`. Raises UserError where there is none."""
+    """The configuration of the run in `path`. Raises UserError where there is none, or none that is valid."""
     file = path / "config.json"
     try:
         content: dict[str, Any] = json.loads(file.read_text())
@@ -48,18 +56,43 @@ def read_config(path: Path) -> RunConfig:
     except json.JSONDecodeError as error:
         raise UserError(f"{file} is not valid JSON: {error}") from None
     content.pop("sources", None)
-    return RunConfig.model_validate({**content, "run_dir": str(path)})
+    try:
+        return RunConfig.model_validate({**content, "run_dir": str(path)})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def last_device_hours(path: Path) -> float:
-    """The training clock at the last whole line of `metrics.jsonl`."""
-    hours, file = 0.0, path / "metrics.jsonl"
+def read_sources(path: Path) -> dict[str, str]:
+    """Where each value of the run's configuration came from."""
+    return json.loads((path / "config.json").read_text()).get("sources", {})
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The whole lines of a log, none where it isn't there yet; a kill may have left half a line at its end."""
+    rows = []
     for line in file.read_text().splitlines() if file.exists() else ():
         try:
-            hours = json.loads(line)["device_hours"]
-        except (json.JSONDecodeError, KeyError):
-            break  # the half line of a killed run
-    return hours
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def append_row(file: Path, row: Mapping[str, Any]) -> None:
+    with file.open("a") as f:
+        f.write(_line(row))
+
+
+def write_rows(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Replace a log, in one step."""
+    beside = file.with_name(file.name + ".tmp")
+    beside.write_text("".join(map(_line, rows)))
+    beside.replace(file)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(strict(row), allow_nan=False) + "\n"
 
 
 def environment(config: RunConfig) -> dict[str, Any]:
@@ -112,49 +145,49 @@ class RunLog:
         self._prompts = [pd.read_parquet(prompts)] if prompts.exists() else []
 
     def training_step(self, row: Mapping[str, Any]) -> None:
-        self._append("metrics.jsonl", row)
+        append_row(self.path / "metrics.jsonl", row)
         self._mirror("train", row)
 
     def evaluation(self, row: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]) -> None:
         """One evaluation of one set, and the correct counts of its prompts."""
         self._prompts.append(pd.DataFrame(prompts))
-        beside = self.path / "eval_prompts.parquet.tmp"
-        pd.concat(self._prompts, ignore_index=True).to_parquet(beside, index=False)
-        beside.replace(self.path / "eval_prompts.parquet")
-        self._append("eval.jsonl", row)
+        self._write_prompts()
+        append_row(self.path / "eval.jsonl", row)
         self._mirror(f"eval/{row['set']}", row)
 
-    def cut_after(self, step: int) -> None:
-        """Forget what was logged after `step`: a resumed run writes those steps anew, and none appears twice."""
-        for name in ("metrics.jsonl", "eval.jsonl"):
-            path = self.path / name
-            if not path.exists():
-                continue
-            kept = [line for line in path.read_text().splitlines() if _step(line) <= step]
-            beside = path.with_name(name + ".tmp")
-            beside.write_text("".join(line + "\n" for line in kept))
-            beside.replace(path)
-        self._prompts = [frame[frame["step"] <= step] for frame in self._prompts]
+    def cut_after(self, step: int, evaluated: int) -> None:
+        """Forget the steps after `step` and the evaluations after that of `evaluated`: a resumed run makes them anew,
+        and none appears twice."""
+        for name, last in (("metrics.jsonl", step), ("eval.jsonl", evaluated)):
+            file = self.path / name
+            write_rows(file, [row for row in read_rows(file) if row["step"] <= last])
+        kept = [frame[frame["step"] <= evaluated] for frame in self._prompts]
+        self._prompts = [frame for frame in kept if len(frame)]
+        if self._prompts:
+            self._write_prompts()
+        else:
+            (self.path / "eval_prompts.parquet").unlink(missing_ok=True)
+
+    def sync(self) -> None:
+        """Put what was logged on the disk, so that no checkpoint is ahead of it."""
+        for name in LOGS:
+            if (self.path / name).exists():
+                with (self.path / name).open("rb") as f:
+                    os.fsync(f.fileno())
 
     def close(self) -> None:
         if self._wandb is not None:
             self._wandb.finish()
 
-    def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        with (self.path / name).open("a") as f:
-            f.write(json.dumps(strict(row), allow_nan=False) + "\n")
+    def _write_prompts(self) -> None:
+        beside = self.path / "eval_prompts.parquet.tmp"
+        pd.concat(self._prompts, ignore_index=True).to_parquet(beside, index=False)
+        beside.replace(self.path / "eval_prompts.parquet")
 
     def _mirror(self, prefix: str, row: Mapping[str, Any]) -> None:
         if self._wandb is not None:
             numbers = {f"{prefix}/{k}": v for k, v in row.items() if isinstance(v, (int, float))}
             self._wandb.log(numbers, step=row["step"])
-
-
-def _step(line: str) -> float:
-    try:
-        return json.loads(line)["step"]
-    except (json.JSONDecodeError, KeyError):
-        return math.inf  # the half line of a killed run
 
 
 def _start_wandb(path: Path, config: RunConfig) -> Any:

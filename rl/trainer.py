@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from scalerl.kernels.logprob import token_logits, token_logprobs
 from scalerl.rl import entropy_control
 from scalerl.rl.batch import Row, TrainBatch, assemble, tokens_of
+from scalerl.rl.checkpoint import read_tensors, write_tensors
 from scalerl.rl.config import RunConfig
 from scalerl.rl.engines.generator import head_dtype, torch_dtype
 from scalerl.rl.ledger import FlopModel
@@ -83,8 +85,8 @@ class Trainer:
             eps=config.trainer.eps,
             weight_decay=config.trainer.weight_decay,
         )
-        warmup = config.trainer.warmup_steps
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, lambda s: min(1.0, (s + 1) / (warmup + 1)))
+        self._updates = 0  # of the optimiser, so far
+        self._saving = ThreadPoolExecutor(1, "tensors")
         self.flop_model = flop_model(self.model)
         self.flops = 0.0
 
@@ -126,9 +128,11 @@ class Trainer:
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self._config.trainer.clip_norm))
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise NonFinite(f"objective {total}, gradient norm {norm}")
-        lr = self._schedule.get_last_lr()[0]
+        lr = self._config.trainer.lr * min(1.0, (self._updates + 1) / (self._config.trainer.warmup_steps + 1))
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
         self._optimizer.step()
-        self._schedule.step()
+        self._updates += 1
         lag_median = metrics.items["lag_histogram"].quantile(0.5)
         return {"objective": total, "grad_norm": norm, "lr": lr, "lag_median": lag_median, **metrics.compute()}
 
@@ -142,22 +146,37 @@ class Trainer:
         """Tokens that one update puts through backward, prompts included."""
         return sum(_length(row) for row in prepared.batch.rows)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "schedule": self._schedule.state_dict(),
-            "reference": None if self._reference is None else self._reference.state_dict(),
-            "flops": self.flops,
-        }
+    def save(self, folder: Path) -> Future[Any]:
+        """Begin to write the tensors into `folder`; they have been copied when this returns."""
+        return self._saving.submit(
+            write_tensors, {k: t.detach().to("cpu", copy=True) for k, t in self._tensors().items()}, folder
+        )
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._schedule.load_state_dict(state["schedule"])
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the trainer beside its tensors."""
+        return {"updates": self._updates, "flops": self.flops}
+
+    def load(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Take up a checkpoint: its tensors in `folder`, and its `state_dict`. Learning rate and the like are the
+        configuration's."""
+        self._updates, self.flops = state["updates"], state["flops"]
+        if self._updates:
+            for parameter in self.model.parameters():
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self._optimizer.state[parameter] = {"step": torch.tensor(float(self._updates)), **moments}
+        read_tensors(self._tensors(), folder)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The policy, AdamW's moments once it has made a step, and the reference, by name."""
+        tensors = {}
+        for name, parameter in self.model.named_parameters():
+            tensors[f"model.{name}"] = parameter.detach()
+            if self._updates:
+                moments = self._optimizer.state[parameter]
+                tensors |= {f"optimizer.{name}.{kind}": moments[kind] for kind in ("exp_avg", "exp_avg_sq")}
         if self._reference is not None:
-            self._reference.load_state_dict(state["reference"])
-        self.flops = state["flops"]
+            tensors |= {f"reference.{name}": p for name, p in self._reference.named_parameters()}
+        return tensors
 
     def _split(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         """Micro-batches of like lengths, each within the budget of padded tokens (or of one row)."""

@@ -6,10 +6,14 @@ is begun, the trainer works, and the command's result is taken at the next switc
 
 from __future__ import annotations
 
+import atexit
+import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from scalerl.rl.config import RunConfig
 from scalerl.rl.engines.decoder import load_decoder
 from scalerl.rl.engines.torch_engine import TorchEngine, Work
 from scalerl.rl.errors import UserError
+from scalerl.rl.preemption import leave_signals_to_parent
 from scalerl.rl.types import CompletedGroup, Request, Sampling
 
 
@@ -45,9 +50,11 @@ class Outcome:
 
 
 class GeneratorCore:
-    """Owns the decoder, the rollout engine and the evaluation engine, and executes the commands."""
+    """Owns the decoder, the rollout engine and the evaluation engine, and executes the commands.
 
-    def __init__(self, config: RunConfig, model_path: Path, sampling: Sampling) -> None:
+    `abandoned` is a shared flag: once its value is set, the commands that may take long end between two ticks."""
+
+    def __init__(self, config: RunConfig, model_path: Path, sampling: Sampling, abandoned: Any) -> None:
         decoder = load_decoder(
             model_path,
             dtype=torch_dtype(config.model.dtype),
@@ -57,6 +64,7 @@ class GeneratorCore:
         self._decoder = decoder
         self._slots = config.engine.slots
         self._sampling = sampling
+        self._abandoned = abandoned
         self._engine = TorchEngine(decoder, slots=self._slots, sampling=sampling)
         self._evaluator: TorchEngine | None = None
         self._eval_work = Work()
@@ -83,9 +91,9 @@ class GeneratorCore:
         return done
 
     def run_until(self, groups: Sequence[int]) -> list[CompletedGroup]:
-        """Let ticks pass until `groups` are complete."""
+        """Let ticks pass until `groups` are complete. Abandoned, it may be asked again and goes on from there."""
         missing, done = set(groups), []
-        while missing:
+        while missing and not self._abandoned.value:
             completed = self._engine.tick()
             done += completed
             missing -= {c.group for c in completed}
@@ -94,14 +102,18 @@ class GeneratorCore:
     def update_weights(self, state: Mapping[str, torch.Tensor], version: int) -> None:
         self._engine.update_weights(state, version)
 
-    def evaluate(self, requests: Sequence[Request], version: int) -> list[CompletedGroup]:
-        """All requests from start to end under the current weights, apart from the rollouts in flight."""
+    def evaluate(self, requests: Sequence[Request], version: int, to_the_end: bool) -> list[CompletedGroup]:
+        """All requests from start to end under the current weights, apart from the rollouts in flight. Abandoned,
+        unless `to_the_end`, it brings nothing."""
         if self._evaluator is None:
             self._evaluator = TorchEngine(self._decoder, slots=self._slots, sampling=self._sampling)
         self._evaluator.version = version
         self._evaluator.submit(requests)
         done: list[CompletedGroup] = []
         while not self._evaluator.idle:
+            if self._abandoned.value and not to_the_end:
+                self._evaluator = None
+                return []
             done += self._evaluator.tick()
         self._eval_work = replace(self._evaluator.work)
         return done
@@ -117,6 +129,13 @@ class Generator(ABC):
     """Commands of `GeneratorCore`, begun and finished; one at a time."""
 
     devices: int  # that it adds to the trainer's
+
+    def __init__(self) -> None:
+        self._abandoned = RawValue("b", 0)
+
+    def abandon(self) -> None:
+        """From now on `run_until` and `evaluate` end early; may be called from a signal handler."""
+        self._abandoned.value = 1
 
     @abstractmethod
     def begin(self, command: str, *args: Any) -> None: ...
@@ -143,7 +162,8 @@ class InlineGenerator(Generator):
     devices = 0
 
     def __init__(self, config: RunConfig, model_path: Path, sampling: Sampling) -> None:
-        self._core = GeneratorCore(config, model_path, sampling)
+        super().__init__()
+        self._core = GeneratorCore(config, model_path, sampling, self._abandoned)
         self._pending: tuple[str, tuple[Any, ...]] | None = None
 
     def begin(self, command: str, *args: Any) -> None:
@@ -167,15 +187,19 @@ class BesideGenerator(Generator):
     devices = 1
 
     def __init__(self, config: RunConfig, model_path: Path, sampling: Sampling) -> None:
+        super().__init__()
         # Forking is four times as fast as spawning, but a process that has used CUDA must not fork.
         cuda = "cuda" in (config.engine.device + config.trainer.device)
         context: Any = mp.get_context("spawn" if cuda else "fork")
         self._connection, theirs = context.Pipe()
         self._shared: dict[str, torch.Tensor] | None = None
         self._process = context.Process(
-            target=_serve, args=(theirs, self._connection, config, model_path, sampling), daemon=True
+            target=_serve,
+            args=(theirs, self._connection, config, model_path, sampling, self._abandoned),
+            daemon=True,
         )
         self._process.start()
+        atexit.register(self.close)  # multiprocessing would send it SIGTERM, which it ignores, and wait for ever
         theirs.close()
         self._receive()  # ready, or the error that kept it from starting
 
@@ -196,6 +220,7 @@ class BesideGenerator(Generator):
         self._receive()
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         self._connection.close()
         self._process.join(timeout=10)
         if self._process.is_alive():
@@ -212,16 +237,20 @@ class BesideGenerator(Generator):
         return value
 
 
-def _serve(connection: Any, parents_end: Any, config: RunConfig, model_path: Path, sampling: Sampling) -> None:
+def _serve(
+    connection: Any, parents_end: Any, config: RunConfig, model_path: Path, sampling: Sampling, abandoned: Any
+) -> None:
     parents_end.close()  # else the pipe would not end when the parent is killed
+    leave_signals_to_parent()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(config.engine.threads)
     try:
-        handle = _handler(GeneratorCore(config, model_path, sampling))
+        handle = _handler(GeneratorCore(config, model_path, sampling, abandoned))
         connection.send(("ok", None))
         while True:
             command, args = connection.recv()
             connection.send(("ok", handle(command, args)))
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+    except (EOFError, BrokenPipeError):
         return  # the parent has gone
     except UserError as error:
         connection.send(("error", error))
@@ -229,6 +258,14 @@ def _serve(connection: Any, parents_end: Any, config: RunConfig, model_path: Pat
         import traceback
 
         connection.send(("error", RuntimeError(f"in the generator process: {error}\n{traceback.format_exc()}")))
+
+
+def _end_with_parent() -> None:
+    """A killed parent can't say so, and a command may take minutes."""
+    parent = mp.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _handler(core: GeneratorCore) -> Callable[[str, tuple[Any, ...]], Any]:

@@ -53,7 +53,7 @@ def test_what_came_after_a_checkpoint_is_cut_with_the_half_line_of_a_kill(tmp_pa
     with (path / "metrics.jsonl").open("a") as f:
         f.write('{"step": 4, "rew')
     again = RunLog(path, a_config(tmp_path / "run"))
-    again.cut_after(2)
+    again.cut_after(2, 2)
     again.evaluation(*evaluation(3))
     assert [r["step"] for r in rows(path, "metrics.jsonl")] == [1, 2]
     assert [r["step"] for r in rows(path, "eval.jsonl")] == [1, 2, 3]
