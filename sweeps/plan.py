@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.fitting.errors import InputError
-from scalerl.rl.config import RunConfig
+from scalerl.rl.config import RunConfig, flat
 from scalerl.rl.errors import UserError
 from scalerl.sweeps.axes import FORWARD, LEAVE_ONE_OUT, RECIPES
 
@@ -186,15 +186,8 @@ def _swept(key: str, value: str, base: RunConfig, fixed_total_batch: bool) -> li
 
 
 def _difference(base: RunConfig, arm: RunConfig) -> dict[str, tuple[Any, Any]]:
-    old, new = (_flat(config.model_dump(mode="json", exclude={"run_dir"})) for config in (base, arm))
+    old, new = (flat(config.model_dump(mode="json", exclude={"run_dir"})) for config in (base, arm))
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
 
 
 def _identical(difference: Mapping[str, Any], arm: RunConfig) -> str | None:
