@@ -102,6 +102,20 @@ class CountdownTask(Strict):
     seed: int
 
 
+class Data(Strict):
+    """Files of prompts and answers, JSONL or Parquet. Columns without a name are recognised. Without a held-out file
+    `n_held_out` prompts of the training file are held out."""
+
+    train: str
+    held_out: str | None
+    n_held_out: Count
+    seed: int
+    prompt_column: str | None
+    answer_column: str | None
+    exclude: str | None  # prompts that must not be trained on, a file
+    extra: dict[str, str]  # further evaluation sets, name -> file
+
+
 Task = Annotated[AdditionTask | CountdownTask, Field(discriminator="kind")]
 
 

@@ -227,7 +227,7 @@ class Run:
         self.schedule.finish_batch()
         for group in groups:
             judged = ~group.verifier_error
-            self.sampler.record(group.group, group.prompt.id, int(group.correct.sum()), int(judged.sum()))
+            self.sampler.record(group.group, int(group.correct.sum()), int(judged.sum()))
             del self.open[group.group], self.completed[group.group]
         ledger = self.ledger
         ledger.step += 1

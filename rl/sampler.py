@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.rl.errors import RunEnded
+from scalerl.rl.errors import RunEnded, UserError
+from scalerl.rl.tasks import fingerprint
 from scalerl.rl.types import Prompt
 
 
 class PromptSampler:
-    """Endless stream of prompts, each epoch a seeded permutation of the pool.
+    """Endless stream of prompts, each epoch a seeded permutation of the pool. A prompt is made when its turn comes.
 
     A prompt's historical pass rate is that of all its training completions so far. With `resample_positive` off,
     prompts whose rate reaches `threshold` are left out for good from the next epoch on. The epoch that begins with
@@ -29,12 +30,12 @@ class PromptSampler:
         self._resample_positive = resample_positive
         self._threshold = threshold
         self._lag = lag
-        self._index = {prompt.id: i for i, prompt in enumerate(prompts)}
         self._passed = np.zeros(len(prompts), dtype=np.int64)
         self._total = np.zeros(len(prompts), dtype=np.int64)
         self._retired = np.zeros(len(prompts), dtype=bool)
         self._results: deque[tuple[int, int, int, int]] = deque()  # (group, prompt, passed, total), not yet used
-        self._order: deque[int] = deque()
+        self._order = np.zeros(0, dtype=np.int64)  # the rest of the epoch
+        self._open: dict[int, int] = {}  # group -> prompt, of groups without a result
         self._epoch = -1
         self._next_group = 0
 
@@ -46,14 +47,16 @@ class PromptSampler:
     def next(self) -> tuple[int, int, Prompt]:
         """(dispatch number, epoch, prompt) of the next group. Raises RunEnded when every prompt has been left out."""
         group = self._next_group
-        if not self._order:
+        if not len(self._order):
             self._begin_epoch(group)
         self._next_group += 1
-        return group, self._epoch, self._prompts[self._order.popleft()]
+        self._open[group] = int(self._order[0])
+        self._order = self._order[1:]
+        return group, self._epoch, self._prompts[self._open[group]]
 
-    def record(self, group: int, prompt_id: str, passed: int, total: int) -> None:
+    def record(self, group: int, passed: int, total: int) -> None:
         """Result of a trained group: `passed` of `total` completions are correct. Call in order of group."""
-        self._results.append((group, self._index[prompt_id], passed, total))
+        self._results.append((group, self._open.pop(group), passed, total))
 
     def _begin_epoch(self, group: int) -> None:
         while self._results and self._results[0][0] <= group - self._lag:
@@ -69,20 +72,28 @@ class PromptSampler:
                 f"all {len(self._prompts)} training prompts have a pass rate of at least {self._threshold}: nothing is "
                 "left to train on; the log is complete. Give the task more or harder prompts"
             )
-        self._order = deque(np.random.default_rng((self._seed, self._epoch)).permutation(pool).tolist())
+        self._order = np.random.default_rng((self._seed, self._epoch)).permutation(pool)
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            "prompts": fingerprint(self._prompts),
             "passed": self._passed.copy(),
             "total": self._total.copy(),
             "retired": self._retired.copy(),
             "results": list(self._results),
-            "order": list(self._order),
+            "order": self._order.copy(),
+            "open": dict(self._open),
             "epoch": self._epoch,
             "next_group": self._next_group,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises UserError where the state is of other training prompts."""
+        if state["prompts"] != fingerprint(self._prompts):
+            raise UserError(
+                "the training prompts are not those of the checkpoint: the task's files have changed; resume with "
+                "the old files, or start a new run"
+            )
         self._passed, self._total, self._retired = state["passed"], state["total"], state["retired"]
-        self._results, self._order = deque(state["results"]), deque(state["order"])
+        self._results, self._order, self._open = deque(state["results"]), state["order"], dict(state["open"])
         self._epoch, self._next_group = state["epoch"], state["next_group"]

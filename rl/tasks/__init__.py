@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -32,6 +32,19 @@ class Task(Protocol):
         """Whether a completion that ended answers the prompt: its text, special tokens included but for the end token.
         May raise: a verifier's failure is counted as such and never as a wrong answer."""
         ...
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """Prompts that know a digest of themselves."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+def fingerprint(prompts: Sequence[Prompt]) -> str:
+    """Equal for equal prompts in equal order; the number of prompts where they know no more."""
+    return prompts.fingerprint if isinstance(prompts, Fingerprinted) else str(len(prompts))
 
 
 class DemonstratedTask(Task, Protocol):

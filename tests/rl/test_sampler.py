@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalerl.rl.errors import RunEnded
+from scalerl.rl.errors import RunEnded, UserError
 from scalerl.rl.sampler import PromptSampler
 from scalerl.rl.types import Prompt
 
@@ -28,10 +28,10 @@ def test_an_epoch_is_a_permutation_and_epochs_differ():
 def test_a_prompt_at_the_threshold_is_left_out_from_the_next_epoch_on_for_good():
     sampler = make()
     for group, prompt in enumerate(epoch_of(sampler, 6)):
-        sampler.record(group, prompt, 9 if prompt == "p2" else 8, 10)
+        sampler.record(group, 9 if prompt == "p2" else 8, 10)
     assert sorted(epoch_of(sampler, 5)) == ["p0", "p1", "p3", "p4", "p5"]
     for group in range(6, 11):
-        sampler.record(group, "p0", 0, 10)
+        sampler.record(group, 0, 10)
     assert "p2" not in epoch_of(sampler, 5)
     assert sampler.n_retired == 1
 
@@ -39,16 +39,16 @@ def test_a_prompt_at_the_threshold_is_left_out_from_the_next_epoch_on_for_good()
 def test_the_rate_is_that_of_all_completions_so_far():
     sampler = make(1)
     sampler.next()
-    sampler.record(0, "p0", 4, 10)
+    sampler.record(0, 4, 10)
     sampler.next()
-    sampler.record(1, "p0", 10, 10)  # 14 of 20
+    sampler.record(1, 10, 10)  # 14 of 20
     assert sampler.next()[2].id == "p0"
 
 
 def test_results_within_the_lag_are_not_used_yet():
     sampler = make(2, lag=2)
-    for group, prompt in enumerate(epoch_of(sampler, 2)):
-        sampler.record(group, prompt, 10, 10)
+    for group in range(len(epoch_of(sampler, 2))):
+        sampler.record(group, 10, 10)
     # Group 2 begins the epoch: of groups 0 and 1 it may know group 0 only.
     assert len(set(epoch_of(sampler, 1))) == 1
     assert sampler.n_retired == 1
@@ -56,15 +56,15 @@ def test_results_within_the_lag_are_not_used_yet():
 
 def test_resampling_keeps_every_prompt():
     sampler = make(resample_positive=True)
-    for group, prompt in enumerate(epoch_of(sampler, 6)):
-        sampler.record(group, prompt, 10, 10)
+    for group in range(len(epoch_of(sampler, 6))):
+        sampler.record(group, 10, 10)
     assert len(set(epoch_of(sampler, 6))) == 6
 
 
 def test_an_empty_pool_ends_the_run_with_the_reason():
     sampler = make(2)
-    for group, prompt in enumerate(epoch_of(sampler, 2)):
-        sampler.record(group, prompt, 10, 10)
+    for group in range(len(epoch_of(sampler, 2))):
+        sampler.record(group, 10, 10)
     with pytest.raises(RunEnded, match=r"all 2 training prompts have a pass rate of at least 0\.9"):
         sampler.next()
 
@@ -72,13 +72,20 @@ def test_an_empty_pool_ends_the_run_with_the_reason():
 def test_a_prompt_without_a_verdict_is_not_left_out():
     sampler = make(1)
     sampler.next()
-    sampler.record(0, "p0", 0, 0)
+    sampler.record(0, 0, 0)
     assert sampler.next()[2].id == "p0"
 
 
 def test_state_goes_on_where_it_was():
     one, two = make(lag=3), make(lag=3)
-    for group, prompt in enumerate(epoch_of(one, 4)):
-        one.record(group, prompt, 10, 10)
+    for group in range(len(epoch_of(one, 4))):
+        one.record(group, 10, 10)
     two.load_state_dict(one.state_dict())
     assert epoch_of(one, 9) == epoch_of(two, 9)
+
+
+def test_a_state_of_other_prompts_is_refused():
+    one = make(6)
+    one.next()
+    with pytest.raises(UserError, match="the training prompts are not those of the checkpoint"):
+        make(7).load_state_dict(one.state_dict())

@@ -67,7 +67,7 @@ def simulate(schedule: Schedule, engine: VirtualEngine, sampler: PromptSampler, 
             schedule.finish_batch()
             version += 1
             for g in batch:
-                sampler.record(g, prompts[g][1], rate(prompts[g][1]), 10)
+                sampler.record(g, rate(prompts[g][1]), 10)
     return batches, lags, schedule.dispatched
 
 

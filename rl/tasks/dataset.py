@@ -1,0 +1,120 @@
+"""Prompt datasets: training and evaluation prompts from files, without a prompt in both."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+
+from scalerl.rl.config import Data
+from scalerl.rl.errors import UserError
+from scalerl.rl.tasks.prompt_files import PromptFile, read_prompt_file, read_prompt_keys
+from scalerl.rl.tasks.row_files import place
+from scalerl.rl.types import Prompt
+
+MakePrompt = Callable[[str, str, str], Prompt]  # (id, text, answer as the file has it)
+HELD_OUT = "held_out"
+
+
+class PromptTable(Sequence[Prompt]):
+    """Some rows of a file; a prompt is made when it is asked for. Its id is its key, in hexadecimal: the same in
+    every run, wherever the row stands."""
+
+    def __init__(self, file: PromptFile, rows: np.ndarray, make: MakePrompt) -> None:
+        self._file, self._rows, self._make = file, rows, make
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> PromptTable: ...
+    def __getitem__(self, index: int | slice) -> Prompt | PromptTable:
+        if isinstance(index, slice):
+            return PromptTable(self._file, self._rows[index], self._make)
+        row, file = int(self._rows[index]), self._file
+        return self._make(f"{file.keys[row]:016x}", file.prompts[row].as_py(), file.answers[row].as_py())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the prompts in their order."""
+        return hashlib.sha256(self._file.keys[self._rows].tobytes()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """train, and the sets that are evaluated by name, `held_out` among them."""
+
+    train: PromptTable
+    evaluation: dict[str, PromptTable]
+
+    def held_out(self) -> PromptTable:
+        return self.evaluation[HELD_OUT]
+
+    def extra(self, task: str, name: str) -> PromptTable:
+        """A further evaluation set. Raises UserError, with the names there are, for an unknown one."""
+        known = [key for key in self.evaluation if key != HELD_OUT]
+        if name not in known:
+            raise UserError(f"eval.extra: the task {task} has no set '{name}'; it has {', '.join(known) or 'none'}")
+        return self.evaluation[name]
+
+
+def load_dataset(data: Data, make: MakePrompt) -> Dataset:
+    """Read the files of `data`; what is left out is told on stderr.
+
+    In this order: of equal prompts the first stays; prompts of `exclude` leave the training file; without a held-out
+    file `n_held_out` prompts are drawn from it, a function of the seed and of the set of prompts but not of their
+    order; prompts of any evaluation set leave training. Raises UserError where a file is malformed or nothing is left.
+    """
+    files = {} if data.held_out is None else {HELD_OUT: data.held_out}
+    train, train_rows = _read(Path(data.train), data)
+    if data.exclude is not None:
+        unwanted = np.isin(train.keys[train_rows], read_prompt_keys(Path(data.exclude), data.prompt_column))
+        _tell_removed(train, train_rows[unwanted], f"are listed in {data.exclude}")
+        train_rows = train_rows[~unwanted]
+    evaluation: dict[str, PromptTable] = {}
+    if data.held_out is None:
+        held_out = _draw_held_out(train, train_rows, data)
+        evaluation[HELD_OUT] = PromptTable(train, held_out, make)
+        train_rows = np.setdiff1d(train_rows, held_out, assume_unique=True)
+    for name, path in (files | data.extra).items():
+        file, rows = _read(Path(path), data)
+        evaluation[name] = PromptTable(file, rows, make)
+        overlap = np.isin(train.keys[train_rows], file.keys[rows])
+        _tell_removed(train, train_rows[overlap], f"stand in {path} too, which is evaluated")
+        train_rows = train_rows[~overlap]
+    if not len(train_rows):
+        raise UserError(f"task.data: no prompt of {train.path} is left to train on")
+    return Dataset(PromptTable(train, train_rows, make), evaluation)
+
+
+def _read(path: Path, data: Data) -> tuple[PromptFile, np.ndarray]:
+    """The file, and of each prompt the first of its rows, in the file's order."""
+    file = read_prompt_file(path, data.prompt_column, data.answer_column)
+    rows = np.sort(np.unique(file.keys, return_index=True)[1])
+    repeated = np.setdiff1d(np.arange(len(file.keys)), rows, assume_unique=True)
+    _tell_removed(file, repeated, "repeat an earlier prompt")
+    return file, rows
+
+
+def _draw_held_out(file: PromptFile, rows: np.ndarray, data: Data) -> np.ndarray:
+    if data.n_held_out >= len(rows):
+        raise UserError(
+            f"task.data.n_held_out={data.n_held_out} leaves nothing to train on: {file.path} has {len(rows)} different "
+            "prompts; lower it, or give task.data.held_out a file"
+        )
+    by_key = rows[np.argsort(file.keys[rows])]
+    return np.sort(np.random.default_rng(data.seed).permutation(by_key)[: data.n_held_out])
+
+
+def _tell_removed(file: PromptFile, rows: np.ndarray, why: str) -> None:
+    if len(rows):
+        first = place(file.path, int(file.lines[rows[0]]))
+        print(f"{file.path}: {len(rows):,} prompts left out, which {why} (the first: {first})", file=sys.stderr)
