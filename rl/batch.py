@@ -49,11 +49,12 @@ def assemble(groups: Sequence[ScoredGroup], recipe: Recipe) -> TrainBatch:
     prompt = np.repeat(np.arange(len(groups)), [len(g.completions) for g in groups])
     correct = np.concatenate([g.correct for g in groups])
     error = np.concatenate([g.verifier_error for g in groups])
+    left_out = error | np.concatenate([g.masked for g in groups])
     lengths = np.array([len(c.tokens) for c in completions])
-    masks = [_mask(c, bool(e), recipe) for c, e in zip(completions, error, strict=True)]
+    masks = [_mask(c, bool(out), recipe) for c, out in zip(completions, left_out, strict=True)]
     n_tokens = np.array([int(m.sum()) for m in masks])
 
-    reward = rewards(correct, lengths, recipe)
+    reward = rewards(correct, lengths, recipe) + np.concatenate([g.shaping for g in groups])
     unmasked = n_tokens > 0
     varied = has_variance(reward, prompt, unmasked)
     survives = unmasked & (varied[prompt] | (recipe.zero_variance == "keep"))
@@ -72,6 +73,9 @@ def assemble(groups: Sequence[ScoredGroup], recipe: Recipe) -> TrainBatch:
         for i in np.flatnonzero(survives)
     ]
     stats = _statistics(completions, prompt, correct, error, reward, unmasked, varied)
+    unparsed = np.concatenate([g.unparsed for g in groups])
+    if unparsed.any():
+        stats["unparsed_rate"] = float(unparsed.mean())
     stats |= {
         "effective_prompts": len(np.unique(prompt[survives])),
         "trained_completions": len(rows),
@@ -102,9 +106,9 @@ def tokens_of(rows: Sequence[Row], *, trainer_ratio: bool, device: torch.device,
     )
 
 
-def _mask(completion: Completion, verifier_error: bool, recipe: Recipe) -> np.ndarray:
+def _mask(completion: Completion, left_out: bool, recipe: Recipe) -> np.ndarray:
     """True on tokens that the policy sampled; nowhere on a masked completion."""
-    if verifier_error or (completion.truncated and recipe.truncation == "mask"):
+    if left_out or (completion.truncated and recipe.truncation == "mask"):
         return np.zeros(len(completion.tokens), dtype=bool)
     return ~completion.injected
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from scalerl.rl.recipe import Count, NonNegative, Off, Positive, Recipe, Share, Strict
 
@@ -116,7 +116,41 @@ class Data(Strict):
     extra: dict[str, str]  # further evaluation sets, name -> file
 
 
-Task = Annotated[AdditionTask | CountdownTask, Field(discriminator="kind")]
+def _holds_prompt(template: str) -> str:
+    if "{prompt}" not in template:
+        raise ValueError("the template has no {prompt}, where the prompt's text goes")
+    return template
+
+
+class Asking(Strict):
+    """How a prompt is put to the model. `template` holds `{prompt}`; it is the user's turn where the model has a chat
+    template, and the completion goes on from `prefill` (as `<think>`, where the template doesn't open it)."""
+
+    template: Annotated[str, AfterValidator(_holds_prompt)]
+    system: str | None
+    prefill: str
+
+
+class Reward(Strict):
+    """Of completions without an answer: `mask` leaves them out of training, `score` counts them wrong; then their
+    reward is lower than a wrong answer's by `format_penalty`."""
+
+    unparsed: Literal["mask", "score"]
+    format_penalty: NonNegative
+
+
+class MathTask(Strict):
+    """Prompts from files, answers in a box, compared by math-verify in processes with a time limit."""
+
+    kind: Literal["math"]
+    data: Data
+    asking: Asking
+    reward: Reward
+    workers: Count
+    time_limit: Positive  # seconds an answer may take
+
+
+Task = Annotated[AdditionTask | CountdownTask | MathTask, Field(discriminator="kind")]
 
 
 class TorchEngineConfig(Strict):

@@ -12,9 +12,9 @@ import numpy as np
 from scalerl.rl.config import RunConfig
 from scalerl.rl.errors import UserError
 from scalerl.rl.requests import Requests
-from scalerl.rl.scoring import score
+from scalerl.rl.scoring import Unscored, score
 from scalerl.rl.tasks import Task
-from scalerl.rl.types import CompletedGroup, Prompt, Request, ScoredGroup
+from scalerl.rl.types import CompletedGroup, Prompt, Request
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class Evaluator:
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """(the evaluation's row less the ledger's columns, one row a prompt)."""
         chosen = self.sets[number]
-        scored = [self._score(chosen, group) for group in sorted(completed, key=lambda c: c.group)]
+        groups = [Unscored(c, chosen.prompts[c.group]) for c in sorted(completed, key=lambda c: c.group)]
+        scored = score(groups, task=self._task, tokenizer=self._tokenizer)
         completions = [c for group in scored for c in group.completions]
         passed = np.array([int(group.correct.sum()) for group in scored])
         samples = np.array([int((~group.verifier_error).sum()) for group in scored])
@@ -100,7 +101,3 @@ class Evaluator:
             for g, k, m in zip(scored, passed, samples, strict=True)
         ]
         return row, prompts
-
-    def _score(self, chosen: EvalSet, completed: CompletedGroup) -> ScoredGroup:
-        prompt = chosen.prompts[completed.group]
-        return score(completed, prompt=prompt, prompt_ids=(), epoch=0, task=self._task, tokenizer=self._tokenizer)

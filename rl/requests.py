@@ -68,7 +68,17 @@ class Requests:
         self._tokenizer = tokenizer
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(prompt.text, add_special_tokens=False))
+        """The prompt's tokens; with `chat`, those of the model's chat template where it has one."""
+        chat = prompt.chat
+        if chat is None:
+            return tuple(self._tokenizer.encode(prompt.text, add_special_tokens=False))
+        if not self._tokenizer.chat_template:
+            return tuple(self._tokenizer.encode("\n\n".join(filter(None, (chat.system, prompt.text))) + chat.prefill))
+        messages = [{"role": "user", "content": prompt.text}]
+        if chat.system is not None:
+            messages.insert(0, {"role": "system", "content": chat.system})
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return tuple(self._tokenizer.encode(text + chat.prefill, add_special_tokens=False))
 
     def training(self, group: int, prompt: Prompt) -> Request:
         return self._request(group, prompt, self._recipe.group_size, (_TRAINING, self._seed))

@@ -29,8 +29,8 @@ from scalerl.rl.resume import check_changes, is_complete, record_resume, write_c
 from scalerl.rl.runlog import RunLog, create_run_dir, read_config
 from scalerl.rl.sampler import PromptSampler
 from scalerl.rl.schedule import build_schedule
-from scalerl.rl.scoring import score
-from scalerl.rl.tasks import DemonstratedTask, build_task
+from scalerl.rl.scoring import Unscored, score
+from scalerl.rl.tasks import DemonstratedTask, Task, build_task
 from scalerl.rl.trainer import NonFinite, Prepared, Trainer
 from scalerl.rl.types import CompletedGroup, Prompt, ScoredGroup
 
@@ -177,7 +177,7 @@ class Run:
             if not self.completed.keys() >= set(missing):
                 self._clock.lap(self.ledger)
                 return  # abandoned; a resumed run goes on with these ticks
-        scored = [[self._score(group) for group in batch] for batch in batches]
+        scored = [self._score(batch) for batch in batches]
         if recipe.off_policy == "pipeline":
             self.generator.begin("window", self.config.engine.ticks_per_step)
             self._window_open = True
@@ -289,16 +289,12 @@ class Run:
         self._work = outcome.work
         self._clock.generator_busy += outcome.busy
 
-    def _score(self, group: int) -> ScoredGroup:
-        epoch, prompt = self.open[group]
-        return score(
-            self.completed[group],
-            prompt=prompt,
-            prompt_ids=self.requests.encode(prompt),
-            epoch=epoch,
-            task=self.task,
-            tokenizer=self.tokenizer,
-        )
+    def _score(self, batch: Sequence[int]) -> list[ScoredGroup]:
+        groups = []
+        for group in batch:
+            epoch, prompt = self.open[group]
+            groups.append(Unscored(self.completed[group], prompt, self.requests.encode(prompt), epoch))
+        return score(groups, task=self.task, tokenizer=self.tokenizer)
 
     def _flops(self, work: Work) -> float:
         model = self.trainer.flop_model
@@ -376,9 +372,15 @@ class _Clock:
         return wall
 
 
-def model_folder(config: RunConfig, task: DemonstratedTask) -> Path:
-    """The Hugging Face folder of the initial policy; the built-in one is made, or taken from its cache."""
+def model_folder(config: RunConfig, task: Task) -> Path:
+    """The Hugging Face folder of the initial policy; the built-in one is made, or taken from its cache. Raises
+    UserError where there is none."""
     if isinstance(config.model, BuiltinModel):
+        if not isinstance(task, DemonstratedTask):
+            raise UserError(
+                f"the built-in model learns from demonstrations, which the task {task.name} has not; choose model=hf "
+                "model.path=PATH"
+            )
         return prepare_builtin(config.model, task, config.task).path
     path = Path(config.model.path)
     check_model_dir(path)

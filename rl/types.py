@@ -9,13 +9,35 @@ import numpy as np
 
 
 @dataclass(frozen=True)
+class Chat:
+    """How a prompt is put to a chat model: after `system` where there is one; the completion goes on from `prefill`."""
+
+    system: str | None
+    prefill: str
+
+
+@dataclass(frozen=True)
 class Prompt:
-    """One problem. `id` is unique within its task and keys the no-positive-resampling history."""
+    """One problem. `id` is unique within its task. `text` is what the model reads, to the letter, where `chat` is None;
+    else it is the user's turn of the model's chat template."""
 
     id: str
     text: str
     answer: str
     task: str
+    chat: Chat | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """On one completion. error: the verifier failed, and `correct` says nothing. unparsed: no answer was found in it.
+    masked: judged, but not trained on. shaping: added to its reward."""
+
+    correct: bool
+    error: bool = False
+    unparsed: bool = False
+    masked: bool = False
+    shaping: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +113,8 @@ class CompletedGroup:
 class ScoredGroup:
     """A completed group with its prompt and its verdicts; n completions.
 
-    correct: bool [n] (False where truncated or verifier_error); verifier_error: bool [n]."""
+    correct: bool [n] (False where truncated or verifier_error); verifier_error, unparsed, masked: bool [n] (masked:
+    by the task's choice); shaping: float64 [n], added to the rewards."""
 
     group: int
     epoch: int
@@ -100,3 +123,6 @@ class ScoredGroup:
     completions: tuple[Completion, ...]
     correct: np.ndarray
     verifier_error: np.ndarray
+    unparsed: np.ndarray
+    masked: np.ndarray
+    shaping: np.ndarray

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from scalerl.rl.types import Prompt
+from scalerl.rl.types import Prompt, Verdict
 
 if TYPE_CHECKING:
-    from scalerl.rl.config import AdditionTask, CountdownTask
+    from scalerl.rl.config import Task as TaskConfig
 
 
 class Task(Protocol):
@@ -35,6 +35,29 @@ class Task(Protocol):
 
 
 @runtime_checkable
+class BatchTask(Task, Protocol):
+    """A task that verifies many completions at once, or says more of them than right or wrong."""
+
+    def verify_batch(self, pairs: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+        """One verdict a pair, in order; does not raise for a verifier's failure."""
+        ...
+
+
+def verdicts(task: Task, pairs: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+    """The task's verdict on each (prompt, completion)."""
+    if isinstance(task, BatchTask):
+        return task.verify_batch(pairs)
+    return [_verdict(task, prompt, completion) for prompt, completion in pairs]
+
+
+def _verdict(task: Task, prompt: Prompt, completion: str) -> Verdict:
+    try:
+        return Verdict(bool(task.verify(prompt, completion)))
+    except Exception:  # a user's verifier may raise anything; it is counted, and its completion masked
+        return Verdict(False, error=True)
+
+
+@runtime_checkable
 class Fingerprinted(Protocol):
     """Prompts that know a digest of themselves."""
 
@@ -47,6 +70,7 @@ def fingerprint(prompts: Sequence[Prompt]) -> str:
     return prompts.fingerprint if isinstance(prompts, Fingerprinted) else str(len(prompts))
 
 
+@runtime_checkable
 class DemonstratedTask(Task, Protocol):
     """A task that can teach the built-in model."""
 
@@ -55,17 +79,27 @@ class DemonstratedTask(Task, Protocol):
         ...
 
 
-def build_task(config: AdditionTask | CountdownTask) -> DemonstratedTask:
-    """The task that `config` describes."""
+def build_task(config: TaskConfig) -> Task:
+    """The task that `config` describes. Raises UserError where its files or libraries are missing."""
     from scalerl.rl.tasks.addition import Addition
     from scalerl.rl.tasks.countdown import Countdown
+    from scalerl.rl.tasks.math import Math
 
-    if config.kind == "addition":
-        return Addition(config)
-    return Countdown(config)
+    match config.kind:
+        case "addition":
+            return Addition(config)
+        case "countdown":
+            return Countdown(config)
+        case "math":
+            return Math(config)
 
 
 def answer_of(completion: str) -> str | None:
     """What follows `</think>`; None where thinking has not ended."""
     _, closed, answer = completion.partition("</think>")
     return answer.strip() if closed else None
+
+
+def final_part(completion: str) -> str:
+    """What follows the last `</think>`; the whole completion where there is none."""
+    return completion.rpartition("</think>")[2]

@@ -12,14 +12,20 @@ from typing import overload
 
 import numpy as np
 
-from scalerl.rl.config import Data
+from scalerl.rl.config import Asking, Data
 from scalerl.rl.errors import UserError
 from scalerl.rl.tasks.prompt_files import PromptFile, read_prompt_file, read_prompt_keys
 from scalerl.rl.tasks.row_files import place
-from scalerl.rl.types import Prompt
+from scalerl.rl.types import Chat, Prompt
 
 MakePrompt = Callable[[str, str, str], Prompt]  # (id, text, answer as the file has it)
 HELD_OUT = "held_out"
+
+
+def put(asking: Asking, task: str) -> MakePrompt:
+    """Makes prompts that are put to the model as `asking` says."""
+    chat = Chat(asking.system, asking.prefill)
+    return lambda id, text, answer: Prompt(id, asking.template.replace("{prompt}", text), answer, task, chat)
 
 
 class PromptTable(Sequence[Prompt]):

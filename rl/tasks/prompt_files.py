@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pandas.util import hash_array
 
 from scalerl.rl.errors import UserError
 from scalerl.rl.tasks.boxes import last_box
@@ -74,8 +74,8 @@ def read_prompt_keys(path: Path, prompt_column: str | None) -> np.ndarray:
 
 def prompt_keys(texts: Sequence[str]) -> np.ndarray:
     """uint64 keys [n] of prompt texts with their white space collapsed; the same in every process."""
-    normal = np.array([" ".join(text.split()) for text in texts], dtype=object)
-    return hash_array(normal, categorize=False)
+    normal = (" ".join(text.split()).encode() for text in texts)
+    return np.frombuffer(b"".join(blake2b(text, digest_size=8).digest() for text in normal), dtype=np.uint64)
 
 
 def _recognise(path: Path, row: dict[str, Any], prompt: str | None, answer: str | None) -> _Layout:

@@ -21,9 +21,19 @@ def test_the_default_composes_and_each_key_has_its_source():
     assert sources["run_dir"] == "command line"
 
 
-@pytest.mark.parametrize("group,name", [(g, n) for g in GROUPS for n in options(g) if (g, n) != ("model", "hf")])
-def test_every_yaml_loads(group, name):
-    compose([f"{group}={name}"])
+REQUIRED = {"model=hf": ["model.path=m"], "task=math": ["task.data.train=a.jsonl"]}
+
+
+@pytest.mark.parametrize("choice", [f"{group}={name}" for group in GROUPS for name in options(group)])
+def test_every_yaml_loads(choice):
+    compose([choice, *REQUIRED.get(choice, [])])
+
+
+@pytest.mark.parametrize("choice", REQUIRED)
+def test_what_has_no_default_is_asked_for(choice):
+    key = REQUIRED[choice][0].partition("=")[0]
+    with pytest.raises(UserError, match=rf"{key} is missing; set it with {key}=VALUE"):
+        compose([choice])
 
 
 def test_a_hugging_face_model_needs_its_path():

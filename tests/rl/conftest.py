@@ -104,6 +104,9 @@ def make_group() -> Callable[..., ScoredGroup]:
             completions=tuple(completions),
             correct=np.array([v is True for v in verdicts]),
             verifier_error=np.array([v is None for v in verdicts]),
+            unparsed=np.zeros(len(verdicts), dtype=bool),
+            masked=np.zeros(len(verdicts), dtype=bool),
+            shaping=np.zeros(len(verdicts)),
         )
 
     return make
