@@ -150,7 +150,20 @@ class MathTask(Strict):
     time_limit: Positive  # seconds an answer may take
 
 
-Task = Annotated[AdditionTask | CountdownTask | MathTask, Field(discriminator="kind")]
+class CodeTask(Strict):
+    """Prompts from files, answered by Python programs that are run on tests in a sandbox."""
+
+    kind: Literal["code"]
+    data: Data
+    asking: Asking
+    reward: Reward
+    workers: Count
+    time_limit: Positive  # seconds a test may take
+    memory: Count  # MiB of address space
+    max_tests: Count  # of a prompt, the first ones
+
+
+Task = Annotated[AdditionTask | CountdownTask | MathTask | CodeTask, Field(discriminator="kind")]
 
 
 class TorchEngineConfig(Strict):

@@ -10,6 +10,7 @@ import numpy as np
 from scalerl.rl.types import Prompt, Verdict
 
 if TYPE_CHECKING:
+    from scalerl.rl.config import Reward
     from scalerl.rl.config import Task as TaskConfig
 
 
@@ -82,6 +83,7 @@ class DemonstratedTask(Task, Protocol):
 def build_task(config: TaskConfig) -> Task:
     """The task that `config` describes. Raises UserError where its files or libraries are missing."""
     from scalerl.rl.tasks.addition import Addition
+    from scalerl.rl.tasks.code import Code
     from scalerl.rl.tasks.countdown import Countdown
     from scalerl.rl.tasks.math import Math
 
@@ -92,6 +94,8 @@ def build_task(config: TaskConfig) -> Task:
             return Countdown(config)
         case "math":
             return Math(config)
+        case "code":
+            return Code(config)
 
 
 def answer_of(completion: str) -> str | None:
@@ -103,3 +107,10 @@ def answer_of(completion: str) -> str | None:
 def final_part(completion: str) -> str:
     """What follows the last `</think>`; the whole completion where there is none."""
     return completion.rpartition("</think>")[2]
+
+
+def unparsed(reward: Reward) -> Verdict:
+    """The verdict on a completion without an answer."""
+    if reward.unparsed == "mask":
+        return Verdict(False, unparsed=True, masked=True)
+    return Verdict(False, unparsed=True, shaping=-reward.format_penalty)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from scalerl.rl.config import MathTask, Reward
+from scalerl.rl.config import MathTask
 from scalerl.rl.errors import UserError
-from scalerl.rl.tasks import final_part
+from scalerl.rl.tasks import final_part, unparsed
 from scalerl.rl.tasks.boxes import last_box
 from scalerl.rl.tasks.dataset import load_dataset, put
 from scalerl.rl.tasks.math_verifier import same_answer
@@ -54,10 +54,3 @@ class Math:
 
 def _verdict(result: bool | Failed) -> Verdict:
     return Verdict(False, error=True) if isinstance(result, Failed) else Verdict(result)
-
-
-def unparsed(reward: Reward) -> Verdict:
-    """The verdict on a completion without an answer."""
-    if reward.unparsed == "mask":
-        return Verdict(False, unparsed=True, masked=True)
-    return Verdict(False, unparsed=True, shaping=-reward.format_penalty)

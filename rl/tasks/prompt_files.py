@@ -16,8 +16,9 @@ from scalerl.rl.errors import UserError
 from scalerl.rl.tasks.boxes import last_box
 from scalerl.rl.tasks.row_files import batches, first_row, place, text_lines
 
-_PROMPTS = ("prompt", "problem", "question")
-_ANSWERS = ("answer", "solution", "tests")
+CheckAnswer = Callable[[str], object]
+_PROMPTS = ("prompt", "problem", "question", "text")
+_ANSWERS = ("tests", "test_list", "answer", "solution")
 
 
 @dataclass(frozen=True)
@@ -41,20 +42,26 @@ class _Layout:
     lacks: str  # what such a text lacks
 
 
-def read_prompt_file(path: Path, prompt_column: str | None, answer_column: str | None) -> PromptFile:
+def read_prompt_file(
+    path: Path, prompt_column: str | None, answer_column: str | None, check_answer: CheckAnswer | None = None
+) -> PromptFile:
     r"""Read a `.jsonl` or `.parquet` file in batches; the text stays in Arrow buffers.
 
-    Columns that are not named are recognised: `prompt`, `problem` or `question`, and `answer`, else `solution` or
-    `tests` (Polaris: problem, answer; GSM8K: question, answer, the answer after `####`; MATH: problem, solution, the
-    answer in the last `\boxed`). The first row tells where the answer stands in its column. Answers that are numbers
-    become text, lists and objects JSON. Raises UserError that names the file, and the row that is malformed."""
+    Columns that are not named are recognised: `prompt`, `problem`, `question` or `text`, and `tests`, `test_list`,
+    `answer` or `solution` (Polaris: problem, answer; GSM8K: question, answer, the answer after `####`; MATH: problem,
+    solution, the answer in the last `\boxed`). The first row tells where the answer stands in its column. Answers that are numbers
+    become text, lists and objects JSON. Raises UserError that names the file, and the row that is malformed or whose
+    answer `check_answer` raises ValueError for."""
     layout = _recognise(path, first_row(path), prompt_column, answer_column)
     prompts, answers, keys, lines = [], [], [], []
     for batch in batches(path, (layout.prompt, layout.answer)):
         texts = _texts(path, batch.lines, layout.prompt, batch.values[layout.prompt])
-        found = zip(batch.lines, batch.values[layout.answer], strict=True)
+        rows = zip(batch.lines, batch.values[layout.answer], strict=True)
+        found = [_answer(path, line, value, layout) for line, value in rows]
+        if check_answer is not None:
+            _check(path, batch.lines, found, check_answer)
         prompts.append(pa.array(texts, pa.string()))
-        answers.append(pa.array([_answer(path, line, value, layout) for line, value in found], pa.string()))
+        answers.append(pa.array(found, pa.string()))
         keys.append(prompt_keys(texts))
         lines.append(np.array(batch.lines))
     return PromptFile(
@@ -119,6 +126,14 @@ def _answer(path: Path, line: int, value: Any, layout: _Layout) -> str:
     if not text:
         raise UserError(f"{place(path, line)}: '{layout.answer}' has {layout.lacks}; mend or remove the row")
     return text
+
+
+def _check(path: Path, lines: Sequence[int], answers: Sequence[str], check_answer: CheckAnswer) -> None:
+    for line, answer in zip(lines, answers, strict=True):
+        try:
+            check_answer(answer)
+        except ValueError as error:
+            raise UserError(f"{place(path, line)}: {error}; mend or remove the row") from None
 
 
 def _malformed(path: Path, line: int, column: str, value: Any) -> UserError:

@@ -2,8 +2,9 @@
 
     python scripts/bench/math_verifier.py --answers 10000 --workers 2
 
-The answers are all different (fractions, surds, intervals, tuples, polynomials; half of them right, and written
-another way than the data set has them), so that nothing is compared once for many. Printed are the wall time over the
+Each prompt has --group answers, as in training, all different (fractions, surds, intervals, tuples, polynomials,
+products; half of them right, and written another way than the data set has them), so that nothing is compared once for
+many. Printed are the wall time over the
 pool of processes and, since that depends on what else the machine does, the CPU time of one process for a tenth of
 them."""
 
@@ -22,9 +23,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--answers", type=int, default=10_000)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--group", type=int, default=16, help="answers a prompt")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    pairs = [pair(np.random.default_rng((arguments.seed, i)), i) for i in range(arguments.answers)]
+    pairs = [pair(arguments.seed, i // arguments.group, i) for i in range(arguments.answers)]
     pool = TimedPool(same_answer, workers=arguments.workers, seconds=5.0, preload=["math_verify"])
     pool.map([(a, b) for a, b, _ in pairs[: arguments.workers]])
     start = time.perf_counter()
@@ -47,20 +49,21 @@ def main() -> None:
     )
 
 
-def pair(rng: np.random.Generator, i: int) -> tuple[str, str, bool]:
-    """(gold, answer, whether they are the same), of the i-th kind."""
-    a, b, k = (int(v) for v in rng.integers(2, 10_000, 3))
-    right = bool(rng.random() < 0.5)
-    off = 0 if right else 1
+def pair(seed: int, prompt: int, i: int) -> tuple[str, str, bool]:
+    """(gold, answer, whether they are the same): answer number i, to a prompt."""
+    a, b = (int(v) for v in np.random.default_rng((seed, 0, prompt)).integers(2, 10_000, 2))
+    rng = np.random.default_rng((seed, 1, i))
+    k, right = int(rng.integers(2, 1_000_000)), bool(rng.random() < 0.5)
+    off = 0 if right else k
     kinds = [
         (rf"\frac{{{a}}}{{{b}}}", rf"\frac{{{a * k + off}}}{{{b * k}}}"),
-        (rf"{a}\sqrt{{{b}}}", rf"\sqrt{{{a * a * b + off}}}"),
-        (rf"[{a}, {a + b})", rf"[{a + off}, \, {a + b})"),
-        (rf"({a}, {b}, {k})", rf"\left({a}, {b}, {k + off}\right)"),
-        (rf"x^2+{a + b}x+{a * b}", rf"(x+{a})(x+{b + off})"),
-        (str(a * b), rf"{a} \cdot {b + off}"),
+        (rf"{a}\sqrt{{{b}}}", rf"\sqrt{{{a * a * b + k}-{k + off}}}"),
+        (rf"[{a}, {a + b})", rf"[{a + k}-{k - off}, {a + b})"),
+        (rf"({a}, {b})", rf"\left({a}, \frac{{{b * k + off}}}{{{k}}}\right)"),
+        (rf"x^2+{a + b}x+{a * b}", rf"(x+{a})(x+{b})+{k}-{k + off}"),
+        (str(a * b), rf"{a * b + k} - {k + off}"),
     ]
-    return *kinds[i % len(kinds)], right
+    return *kinds[prompt % len(kinds)], right
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def test_the_default_composes_and_each_key_has_its_source():
     assert sources["run_dir"] == "command line"
 
 
-REQUIRED = {"model=hf": ["model.path=m"], "task=math": ["task.data.train=a.jsonl"]}
+REQUIRED = {"model=hf": ["model.path=m"], "task=math": ["task.data.train=a"], "task=code": ["task.data.train=a"]}
 
 
 @pytest.mark.parametrize("choice", [f"{group}={name}" for group in GROUPS for name in options(group)])

@@ -207,6 +207,9 @@ def batches(run_config: RunConfig, moe_folder: Path, make_recipe: Callable[..., 
                 completions=group.completions[:n],
                 correct=group.correct[:n],
                 verifier_error=group.verifier_error[:n],
+                unparsed=group.unparsed[:n],
+                masked=group.masked[:n],
+                shaping=group.shaping[:n],
             )
             for group in made[recipe.sampling_mask][: recipe.prompts_per_batch]
         ]
@@ -248,6 +251,9 @@ def _judged(group: CompletedGroup, prompt: Prompt, requests: Requests) -> Scored
         completions=tuple(replace(c, finish=end) for c, end in zip(group.completions, ends, strict=True)),
         correct=np.array([group.group < 2, False, False, False]),
         verifier_error=np.array([False, False, False, group.group == 0]),
+        unparsed=np.zeros(4, dtype=bool),
+        masked=np.zeros(4, dtype=bool),
+        shaping=np.zeros(4),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from scalerl.rl.types import Chat, CompletedGroup, Completion, Prompt, Verdict
 TOKENIZER = character_tokenizer()
 
 
-def completion(text: str, finish="stop") -> Completion:
+def completion(text: str, finish: Literal["stop", "length"] = "stop") -> Completion:
     tokens = np.array(TOKENIZER.encode(text + "<end>", add_special_tokens=False), np.int32)
     zeros = np.zeros(len(tokens))
     return Completion(tokens, zeros.astype(np.float32), zeros.astype(np.int32), zeros.astype(bool), finish=finish)
