@@ -200,7 +200,12 @@ def _sources(
         name = f"{group}/{choices[group]}.yaml"
         text = conf.joinpath(name).read_text()
         prefix = "" if "@package _global_" in text.split("\n", 1)[0] else f"{group}."
-        for key in _leaves(OmegaConf.to_container(OmegaConf.create(text), resolve=False)):
+        content: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        for entry in content.pop("defaults", ()):
+            inner, nested, package = entry.partition("@")  # `math@tasks.math`: that choice's keys under tasks.math
+            if nested:
+                _mark(sources, prefix + package, f"{group}/{inner}.yaml")
+        for key in _leaves(content):
             _mark(sources, prefix + key, name)
     for text in values:
         _mark(sources, text.lstrip("+").split("=", 1)[0], "command line")

@@ -163,7 +163,40 @@ class CodeTask(Strict):
     max_tests: Count  # of a prompt, the first ones
 
 
-Task = Annotated[AdditionTask | CountdownTask | MathTask | CodeTask, Field(discriminator="kind")]
+class PythonTask(Strict):
+    """The user's own module: `prompts()` gives rows with prompt and answer, `verify(completion, answer)` a verdict."""
+
+    kind: Literal["python"]
+    module: str  # a file
+    n_held_out: Count
+    seed: int
+    asking: Asking
+    workers: Count
+    time_limit: Positive  # seconds a verdict may take
+
+
+FileTask = Annotated[MathTask | CodeTask | PythonTask, Field(discriminator="kind")]
+
+
+class MixtureTask(Strict):
+    """Several tasks, each with its weight in training and a held-out curve of its own."""
+
+    kind: Literal["mixture"]
+    tasks: dict[str, FileTask]
+    weights: dict[str, Positive]
+
+    @model_validator(mode="after")
+    def _each_has_a_weight(self) -> MixtureTask:
+        if set(self.tasks) != set(self.weights) or not self.tasks:
+            raise ValueError(f"weights are of {sorted(self.weights)}, tasks of {sorted(self.tasks)}: name them alike")
+        if reserved := {"held_out"} & set(self.tasks):
+            raise ValueError(f"'{min(reserved)}' is the name of the set of all tasks; name the task otherwise")
+        return self
+
+
+Task = Annotated[
+    AdditionTask | CountdownTask | MathTask | CodeTask | PythonTask | MixtureTask, Field(discriminator="kind")
+]
 
 
 class TorchEngineConfig(Strict):

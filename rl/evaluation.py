@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from scalerl.rl.config import RunConfig
 from scalerl.rl.errors import UserError
 from scalerl.rl.requests import Requests
 from scalerl.rl.scoring import Unscored, score
-from scalerl.rl.tasks import Task
-from scalerl.rl.types import CompletedGroup, Prompt, Request
+from scalerl.rl.tasks import MixedTask, Task
+from scalerl.rl.types import CompletedGroup, Prompt, Request, ScoredGroup
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,12 @@ class EvalSet:
 
 
 def build_eval_sets(config: RunConfig, task: Task) -> list[EvalSet]:
-    """A random, seeded split of the held-out pool, and the extra sets. Raises UserError where a pool is too small."""
-    pools = {"held_out": task.held_out_prompts(), **{name: task.extra_prompts(name) for name in config.eval.extra}}
-    return [EvalSet(name, _draw(name, pool, config)) for name, pool in pools.items()]
+    """A random, seeded split of the held-out pool (of a mixture, of each task's), and the extra sets. Raises UserError
+    where a pool is too small."""
+    extra = [EvalSet(name, _draw(name, task.extra_prompts(name), config)) for name in config.eval.extra]
+    parts = task.parts if isinstance(task, MixedTask) else {"held_out": task}
+    held_out = [_draw(name, part.held_out_prompts(), config) for name, part in parts.items()]
+    return [EvalSet("held_out", tuple(chain.from_iterable(held_out))), *extra]
 
 
 def _draw(name: str, pool: Sequence[Prompt], config: RunConfig) -> tuple[Prompt, ...]:
@@ -69,23 +73,28 @@ class Evaluator:
 
     def rows(
         self, number: int, step: int, completed: Sequence[CompletedGroup]
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """(the evaluation's row less the ledger's columns, one row a prompt)."""
+    ) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+        """Of the set, and of a mixture's held-out set once more for each task, under its name: (the evaluation's row
+        less the ledger's columns, one row a prompt)."""
         chosen = self.sets[number]
         groups = [Unscored(c, chosen.prompts[c.group]) for c in sorted(completed, key=lambda c: c.group)]
         scored = score(groups, task=self._task, tokenizer=self._tokenizer)
+        if chosen.name != "held_out" or not isinstance(self._task, MixedTask):
+            return [self._rows(chosen.name, step, scored)]
+        parts = {name: [group for group in scored if group.prompt.task == name] for name in self._task.parts}
+        return [self._rows(name, step, groups) for name, groups in {"held_out": scored, **parts}.items()]
+
+    def _rows(self, name: str, step: int, scored: Sequence[ScoredGroup]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         completions = [c for group in scored for c in group.completions]
         passed = np.array([int(group.correct.sum()) for group in scored])
         samples = np.array([int((~group.verifier_error).sum()) for group in scored])
         judged = samples > 0  # a prompt whose every verdict failed says nothing
         if not judged.any():
-            raise UserError(
-                f"the verifier failed on every completion of the set '{chosen.name}'; see the task's `verify`"
-            )
+            raise UserError(f"the verifier failed on every completion of the set '{name}'; see the task's `verify`")
         stderr, within = standard_errors(passed[judged], samples[judged])
         entropies = np.concatenate([c.entropy[~c.injected] for c in completions if c.entropy is not None])
         row = {
-            "set": chosen.name,
+            "set": name,
             "pass_rate": float(np.mean(passed[judged] / samples[judged])),
             "stderr": stderr,
             "stderr_within": within,
@@ -97,7 +106,7 @@ class Evaluator:
             "verifier_errors": int(sum(group.verifier_error.sum() for group in scored)),
         }
         prompts = [
-            {"step": step, "set": chosen.name, "prompt": g.prompt.id, "correct": int(k), "n_samples": int(m)}
+            {"step": step, "set": name, "prompt": g.prompt.id, "correct": int(k), "n_samples": int(m)}
             for g, k, m in zip(scored, passed, samples, strict=True)
         ]
         return row, prompts

@@ -27,7 +27,7 @@ from scalerl.rl.progress import Progress
 from scalerl.rl.requests import Requests, build_sampling
 from scalerl.rl.resume import check_changes, is_complete, record_resume, write_changes
 from scalerl.rl.runlog import RunLog, create_run_dir, read_config
-from scalerl.rl.sampler import PromptSampler
+from scalerl.rl.sampler import build_sampler
 from scalerl.rl.schedule import build_schedule
 from scalerl.rl.scoring import Unscored, score
 from scalerl.rl.tasks import DemonstratedTask, Task, build_task
@@ -89,15 +89,8 @@ class Run:
         self.tokenizer = load_tokenizer(model_path)
         self.requests = Requests(config, self.tokenizer)
         self.evaluator = Evaluator(config, self.task, self.tokenizer, self.requests)
-        recipe = config.recipe
-        self.schedule = build_schedule(recipe, config.steps)
-        self.sampler = PromptSampler(
-            self.task.train_prompts(),
-            seed=config.seed,
-            resample_positive=recipe.resample_positive,
-            threshold=recipe.positive_threshold,
-            lag=(recipe.k + 1) * recipe.prompts_per_batch,
-        )
+        self.schedule = build_schedule(config.recipe, config.steps)
+        self.sampler = build_sampler(self.task, config)
         # The generator starts before anything that runs threads: it may fork.
         self.generator: Generator = build_generator(config, model_path, build_sampling(config, self.tokenizer))
         self.trainer = Trainer(config, model_path)
@@ -269,12 +262,13 @@ class Run:
             outcome = self.generator.call("evaluate", requests, self.ledger.version, to_the_end)
             if not outcome.groups:
                 return False
-            row, prompts = self.evaluator.rows(number, step, outcome.groups)
+            rows = self.evaluator.rows(number, step, outcome.groups)
             flops = self._flops(outcome.eval_work) - self._flops(before)
             self.ledger.add_evaluation(time.perf_counter() - start, flops)
-            row = {"set": row.pop("set"), **self.ledger.axes(), **row}
-            self.log.evaluation(row, prompts)
-            self._progress.evaluation(row)
+            for row, prompts in rows:
+                row = {"set": row.pop("set"), **self.ledger.axes(), **row}
+                self.log.evaluation(row, prompts)
+                self._progress.evaluation(row)
         self.evaluated = self.ledger.step
         return True
 

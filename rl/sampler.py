@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from scalerl.rl.config import RunConfig
 from scalerl.rl.errors import RunEnded, UserError
-from scalerl.rl.tasks import fingerprint
+from scalerl.rl.tasks import MixedTask, Task, fingerprint
 from scalerl.rl.types import Prompt
 
 
@@ -47,12 +48,17 @@ class PromptSampler:
     def next(self) -> tuple[int, int, Prompt]:
         """(dispatch number, epoch, prompt) of the next group. Raises RunEnded when every prompt has been left out."""
         group = self._next_group
+        epoch, prompt = self.take(group)
+        self._next_group += 1
+        return group, epoch, prompt
+
+    def take(self, group: int) -> tuple[int, Prompt]:
+        """(epoch, prompt) for a group that was numbered elsewhere. Raises RunEnded as `next` does."""
         if not len(self._order):
             self._begin_epoch(group)
-        self._next_group += 1
         self._open[group] = int(self._order[0])
         self._order = self._order[1:]
-        return group, self._epoch, self._prompts[self._open[group]]
+        return self._epoch, self._prompts[self._open[group]]
 
     def record(self, group: int, passed: int, total: int) -> None:
         """Result of a trained group: `passed` of `total` completions are correct. Call in order of group."""
@@ -97,3 +103,72 @@ class PromptSampler:
         self._passed, self._total, self._retired = state["passed"], state["total"], state["retired"]
         self._results, self._order, self._open = deque(state["results"]), state["order"], dict(state["open"])
         self._epoch, self._next_group = state["epoch"], state["next_group"]
+
+
+class MixtureSampler:
+    """Prompts of several samplers: which one gives the next is drawn by weight, a function of seed and dispatch number.
+
+    Each has epochs of its own, counted in the groups of all; the epoch that is told is its own. One whose prompts have
+    all been left out drops out of the draw; RunEnded comes with the last."""
+
+    def __init__(self, samplers: Mapping[str, PromptSampler], weights: Mapping[str, float], *, seed: int) -> None:
+        self._samplers, self._weights, self._seed = dict(samplers), dict(weights), seed
+        self._owner: dict[int, str] = {}  # group -> sampler, of groups without a result
+        self._left = list(samplers)
+        self._next_group = 0
+
+    @property
+    def n_retired(self) -> int:
+        return sum(sampler.n_retired for sampler in self._samplers.values())
+
+    def next(self) -> tuple[int, int, Prompt]:
+        group = self._next_group
+        while True:
+            weights = np.array([self._weights[name] for name in self._left])
+            rng = np.random.default_rng((self._seed, group, len(self._left)))
+            name = self._left[int(rng.choice(len(weights), p=weights / weights.sum()))]
+            try:
+                epoch, prompt = self._samplers[name].take(group)
+            except RunEnded:
+                if len(self._left) == 1:
+                    raise
+                self._left.remove(name)
+                continue
+            self._owner[group] = name
+            self._next_group += 1
+            return group, epoch, prompt
+
+    def record(self, group: int, passed: int, total: int) -> None:
+        self._samplers[self._owner.pop(group)].record(group, passed, total)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "samplers": {name: sampler.state_dict() for name, sampler in self._samplers.items()},
+            "owner": dict(self._owner),
+            "left": list(self._left),
+            "next_group": self._next_group,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, sampler in self._samplers.items():
+            sampler.load_state_dict(state["samplers"][name])
+        self._owner, self._left, self._next_group = dict(state["owner"]), list(state["left"]), state["next_group"]
+
+
+def build_sampler(task: Task, config: RunConfig) -> PromptSampler | MixtureSampler:
+    """The prompts of a run's training, as its seed and recipe say."""
+    recipe = config.recipe
+
+    def sampler(prompts: Sequence[Prompt]) -> PromptSampler:
+        return PromptSampler(
+            prompts,
+            seed=config.seed,
+            resample_positive=recipe.resample_positive,
+            threshold=recipe.positive_threshold,
+            lag=(recipe.k + 1) * recipe.prompts_per_batch,
+        )
+
+    if not isinstance(task, MixedTask):
+        return sampler(task.train_prompts())
+    samplers = {name: sampler(part.train_prompts()) for name, part in task.parts.items()}
+    return MixtureSampler(samplers, task.weights, seed=config.seed)

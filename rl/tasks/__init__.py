@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -44,6 +44,14 @@ class BatchTask(Task, Protocol):
         ...
 
 
+@runtime_checkable
+class MixedTask(Task, Protocol):
+    """Several tasks by name, each with its weight in training; a prompt's `task` is the name."""
+
+    parts: Mapping[str, Task]
+    weights: Mapping[str, float]
+
+
 def verdicts(task: Task, pairs: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
     """The task's verdict on each (prompt, completion)."""
     if isinstance(task, BatchTask):
@@ -80,12 +88,15 @@ class DemonstratedTask(Task, Protocol):
         ...
 
 
-def build_task(config: TaskConfig) -> Task:
-    """The task that `config` describes. Raises UserError where its files or libraries are missing."""
+def build_task(config: TaskConfig, name: str | None = None) -> Task:
+    """The task that `config` describes; `name` is its own in a mixture, for one that reads files. Raises UserError
+    where its files or libraries are missing."""
     from scalerl.rl.tasks.addition import Addition
     from scalerl.rl.tasks.code import Code
     from scalerl.rl.tasks.countdown import Countdown
     from scalerl.rl.tasks.math import Math
+    from scalerl.rl.tasks.mixture import Mixture
+    from scalerl.rl.tasks.python_task import PythonTask
 
     match config.kind:
         case "addition":
@@ -93,9 +104,13 @@ def build_task(config: TaskConfig) -> Task:
         case "countdown":
             return Countdown(config)
         case "math":
-            return Math(config)
+            return Math(config, name or "math")
         case "code":
-            return Code(config)
+            return Code(config, name or "code")
+        case "python":
+            return PythonTask(config, name or "python")
+        case "mixture":
+            return Mixture(config)
 
 
 def answer_of(completion: str) -> str | None:

@@ -34,7 +34,7 @@ class Code:
     every test of the prompt (the first `max_tests` where there are more). A completion without a block is not correct
     and `unparsed`. Where the sandbox can't be set up the verdict is a verifier's error."""
 
-    def __init__(self, config: CodeTask, name: str = "code") -> None:
+    def __init__(self, config: CodeTask, name: str) -> None:
         self.name = name
         self._reward, self._max_tests, self._workers = config.reward, config.max_tests, config.workers
         self._sandbox = Sandbox(seconds=config.time_limit, memory=config.memory)

@@ -72,16 +72,19 @@ class Dataset:
         return self.evaluation[name]
 
 
-def load_dataset(data: Data, make: MakePrompt, check_answer: CheckAnswer | None = None) -> Dataset:
+def load_dataset(
+    data: Data, make: MakePrompt, check_answer: CheckAnswer | None = None, train: PromptFile | None = None
+) -> Dataset:
     """Read the files of `data`; what is left out is told on stderr. `check_answer` raises ValueError for an answer that
-    the task can't use.
+    the task can't use; `train` stands for the training file where it was read already.
 
     In this order: of equal prompts the first stays; prompts of `exclude` leave the training file; without a held-out
     file `n_held_out` prompts are drawn from it, a function of the seed and of the set of prompts but not of their
     order; prompts of any evaluation set leave training. Raises UserError where a file is malformed or nothing is left.
     """
     files = {} if data.held_out is None else {HELD_OUT: data.held_out}
-    train, train_rows = _read(Path(data.train), data, check_answer)
+    train = train or _read(Path(data.train), data, check_answer)
+    train_rows = _different(train)
     if data.exclude is not None:
         unwanted = np.isin(train.keys[train_rows], read_prompt_keys(Path(data.exclude), data.prompt_column))
         _tell_removed(train, train_rows[unwanted], f"are listed in {data.exclude}")
@@ -92,7 +95,8 @@ def load_dataset(data: Data, make: MakePrompt, check_answer: CheckAnswer | None 
         evaluation[HELD_OUT] = PromptTable(train, held_out, make)
         train_rows = np.setdiff1d(train_rows, held_out, assume_unique=True)
     for name, path in (files | data.extra).items():
-        file, rows = _read(Path(path), data, check_answer)
+        file = _read(Path(path), data, check_answer)
+        rows = _different(file)
         evaluation[name] = PromptTable(file, rows, make)
         overlap = np.isin(train.keys[train_rows], file.keys[rows])
         _tell_removed(train, train_rows[overlap], f"stand in {path} too, which is evaluated")
@@ -102,13 +106,16 @@ def load_dataset(data: Data, make: MakePrompt, check_answer: CheckAnswer | None 
     return Dataset(PromptTable(train, train_rows, make), evaluation)
 
 
-def _read(path: Path, data: Data, check_answer: CheckAnswer | None) -> tuple[PromptFile, np.ndarray]:
-    """The file, and of each prompt the first of its rows, in the file's order."""
-    file = read_prompt_file(path, data.prompt_column, data.answer_column, check_answer)
+def _read(path: Path, data: Data, check_answer: CheckAnswer | None) -> PromptFile:
+    return read_prompt_file(path, data.prompt_column, data.answer_column, check_answer)
+
+
+def _different(file: PromptFile) -> np.ndarray:
+    """Of each prompt the first of its rows, in the file's order; the others are told."""
     rows = np.sort(np.unique(file.keys, return_index=True)[1])
     repeated = np.setdiff1d(np.arange(len(file.keys)), rows, assume_unique=True)
     _tell_removed(file, repeated, "repeat an earlier prompt")
-    return file, rows
+    return rows
 
 
 def _draw_held_out(file: PromptFile, rows: np.ndarray, data: Data) -> np.ndarray:

@@ -21,7 +21,7 @@ class Math:
     A completion without a box is not correct and `unparsed`. One whose comparison fails or takes longer than
     `time_limit` is a verifier's error."""
 
-    def __init__(self, config: MathTask, name: str = "math") -> None:
+    def __init__(self, config: MathTask, name: str) -> None:
         if find_spec("math_verify") is None:
             raise UserError("task=math needs math-verify: pip install 'scalerl[math]'")
         self.name = name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from scalerl.rl.errors import UserError
 from scalerl.rl.tasks.boxes import last_box
-from scalerl.rl.tasks.row_files import batches, first_row, place, text_lines
+from scalerl.rl.tasks.row_files import Batch, batches, first_row, place, text_lines
 
 CheckAnswer = Callable[[str], object]
 _PROMPTS = ("prompt", "problem", "question", "text")
@@ -49,12 +49,25 @@ def read_prompt_file(
 
     Columns that are not named are recognised: `prompt`, `problem`, `question` or `text`, and `tests`, `test_list`,
     `answer` or `solution` (Polaris: problem, answer; GSM8K: question, answer, the answer after `####`; MATH: problem,
-    solution, the answer in the last `\boxed`). The first row tells where the answer stands in its column. Answers that are numbers
-    become text, lists and objects JSON. Raises UserError that names the file, and the row that is malformed or whose
-    answer `check_answer` raises ValueError for."""
+    solution, the answer in the last `\boxed`). The first row tells where the answer stands in its column. Answers that
+    are numbers become text, lists and objects JSON. Raises UserError that names the file, and the row that is malformed
+    or whose answer `check_answer` raises ValueError for."""
     layout = _recognise(path, first_row(path), prompt_column, answer_column)
+    return _gather(path, batches(path, (layout.prompt, layout.answer)), layout, check_answer)
+
+
+def prompt_file_of(path: Path, rows: Sequence[dict[str, Any]]) -> PromptFile:
+    """Rows with `prompt` and `answer` that did not come from a file; `path` stands for it in messages."""
+    if not rows:
+        raise UserError(f"{path} has no rows; give a file with prompts")
+    layout = _recognise(path, rows[0], "prompt", "answer")
+    values = {name: [row.get(name) for row in rows] for name in (layout.prompt, layout.answer)}
+    return _gather(path, [Batch(range(1, len(rows) + 1), values)], layout, None)
+
+
+def _gather(path: Path, parts: Iterable[Batch], layout: _Layout, check_answer: CheckAnswer | None) -> PromptFile:
     prompts, answers, keys, lines = [], [], [], []
-    for batch in batches(path, (layout.prompt, layout.answer)):
+    for batch in parts:
         texts = _texts(path, batch.lines, layout.prompt, batch.values[layout.prompt])
         rows = zip(batch.lines, batch.values[layout.answer], strict=True)
         found = [_answer(path, line, value, layout) for line, value in rows]

@@ -22,11 +22,26 @@ def test_the_default_composes_and_each_key_has_its_source():
 
 
 REQUIRED = {"model=hf": ["model.path=m"], "task=math": ["task.data.train=a"], "task=code": ["task.data.train=a"]}
+REQUIRED |= {"task=python": ["task.module=m.py"]}
+REQUIRED |= {"task=mixture": ["task.tasks.math.data.train=a", "task.tasks.code.data.train=b"]}
 
 
 @pytest.mark.parametrize("choice", [f"{group}={name}" for group in GROUPS for name in options(group)])
 def test_every_yaml_loads(choice):
     compose([choice, *REQUIRED.get(choice, [])])
+
+
+def test_keys_of_a_mixtures_tasks_have_their_sources():
+    sources = compose(["task=mixture", *REQUIRED["task=mixture"]]).sources
+    assert sources["task.tasks.math.asking.template"] == "task/math.yaml"
+    assert sources["task.tasks.code.memory"] == "task/code.yaml"
+    assert sources["task.tasks.code.data.train"] == "command line"
+    assert sources["task.weights.math"] == "task/mixture.yaml"
+
+
+def test_a_mixture_names_weights_and_tasks_alike():
+    with pytest.raises(UserError, match="name them alike"):
+        compose(["task=mixture", *REQUIRED["task=mixture"], "~task.weights.math"])
 
 
 @pytest.mark.parametrize("choice", REQUIRED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalerl.rl.errors import RunEnded, UserError
-from scalerl.rl.sampler import PromptSampler
+from scalerl.rl.sampler import MixtureSampler, PromptSampler
 from scalerl.rl.types import Prompt
 
 
@@ -89,3 +89,49 @@ def test_a_state_of_other_prompts_is_refused():
     one.next()
     with pytest.raises(UserError, match="the training prompts are not those of the checkpoint"):
         make(7).load_state_dict(one.state_dict())
+
+
+def mixed(**pools: int) -> MixtureSampler:
+    samplers = {
+        name: PromptSampler(
+            [Prompt(f"{name}{i}", "", "", name) for i in range(n)],
+            seed=3,
+            resample_positive=False,
+            threshold=0.9,
+            lag=0,
+        )
+        for name, n in pools.items()
+    }
+    return MixtureSampler(samplers, {"a": 3.0, "b": 1.0}, seed=7)
+
+
+def test_a_mixture_draws_by_weight_and_each_task_has_its_epochs():
+    sampler = mixed(a=30, b=30)
+    drawn = [sampler.next() for _ in range(4000)]
+    assert [group for group, _, _ in drawn] == list(range(4000))
+    assert sum(p.task == "a" for _, _, p in drawn) / 4000 == pytest.approx(0.75, abs=0.03)
+    ids = [p.id for _, _, p in drawn if p.task == "b"]
+    assert sorted(ids[:30]) == sorted(ids[30:60]) == sorted(f"b{i}" for i in range(30))
+    assert {epoch for _, epoch, p in drawn[:60] if p.task == "b"} == {0}
+
+
+def test_a_task_whose_prompts_have_all_been_left_out_drops_out():
+    sampler = mixed(a=2, b=2)
+    solved = set()
+    with pytest.raises(RunEnded):
+        while True:
+            group, _, prompt = sampler.next()
+            solved.add(prompt.id)
+            sampler.record(group, 10 if prompt.task == "a" or group > 100 else 0, 10)
+    assert sampler.n_retired == 4 and solved == {"a0", "a1", "b0", "b1"}
+
+
+def test_a_mixtures_state_goes_on_where_it_was():
+    one, two = mixed(a=3, b=5), mixed(a=3, b=5)
+    for _ in range(20):
+        one.record(one.next()[0], 1, 2)
+    one.next()
+    two.load_state_dict(one.state_dict())
+    one.record(20, 1, 2)
+    two.record(20, 1, 2)
+    assert [one.next() for _ in range(50)] == [two.next() for _ in range(50)]

@@ -43,7 +43,8 @@ def make(tmp_path: Path, rows: list[dict] | None = None, *, time_limit: float = 
             time_limit=time_limit,
             memory=512,
             max_tests=20,
-        )
+        ),
+        "code",
     )
 
 

@@ -118,7 +118,7 @@ def test_answers_that_the_layout_lacks_are_named(tmp_path):
         ("a.jsonl", b"", r"a\.jsonl has no rows"),
         ("a.csv", b"problem,answer\n", r"rows are read from \.parquet and \.jsonl files"),
         ("a.jsonl", b'{"problem": "\xff"}\n', r"a\.jsonl, line 1 is not UTF-8 text"),
-        ("a.jsonl", b'{"text": "p"}\n', r"no prompt column that is known .* set task\.data\.prompt_column"),
+        ("a.jsonl", b'{"content": "p"}\n', r"no prompt column that is known .* set task\.data\.prompt_column"),
     ],
 )
 def test_a_file_that_is_no_prompt_file_is_one_line(tmp_path, name, content, message):

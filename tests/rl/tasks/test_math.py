@@ -39,7 +39,8 @@ def make(tmp_path, *, time_limit: float = 60.0, workers: int = 2, **reward) -> M
             reward=Reward(**{"unparsed": "score", "format_penalty": 0.0, **reward}),
             workers=workers,
             time_limit=time_limit,
-        )
+        ),
+        "math",
     )
 
 
