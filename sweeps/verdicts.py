@@ -100,8 +100,11 @@ def _closed(arm: ArmFit, mine: Estimate, bases: Estimate, comparison: Comparison
 
 
 def _another_seed(noise: float, comparison: Comparison) -> float:
-    """Half-width of a difference between two runs, with the assumed run-to-run sd where no seeds tell."""
-    return math.hypot(noise, float(norm.ppf((1 + comparison.level) / 2)) * math.sqrt(2) * comparison.run_sd)
+    """Half-width of a difference between two runs with the assumed run-to-run sd, where no seeds tell; at a level that
+    allows for all arms (Bonferroni): the base's own luck turns up in every one of them."""
+    arms = sum(arm.arm.identical is None for arm in comparison.arms[1:])
+    z = float(norm.ppf(1 - (1 - comparison.level) / 2 / arms))
+    return math.hypot(noise, z * math.sqrt(2) * comparison.run_sd)
 
 
 def _efficiency(arm: ArmFit, same: str, pair: str) -> Verdict:

@@ -68,7 +68,7 @@ def test_wrong_verdicts_are_rare_and_right_ones_common(tmp_path, seeds):
     counts = counted(tmp_path, seeds, studies=20)
     print({name: dict(count) for name, count in counts.items()})
     assert sum(count["wrong"] for count in counts.values()) <= 1
-    assert counts["loss=dapo"]["right"] >= 18
+    assert counts["loss=dapo"]["right"] >= (16 if seeds == 1 else 19)
     assert counts["zero_variance=keep"]["wrong"] == 0
     assert counts["length_control=penalty"]["right"] == counts["logits_precision=model"]["right"] == 20
     if seeds > 1:
