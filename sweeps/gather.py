@@ -14,6 +14,7 @@ from scalerl.fitting.errors import InputError
 from scalerl.fitting.readers import read_runs
 from scalerl.fitting.runs import Floats, Run
 from scalerl.sweeps.plan import Arm, Plan
+from scalerl.sweeps.state import last_words
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +59,8 @@ def _gathered(study: Path, plan: Plan, arm: Arm, seed: int, stopped: Mapping[str
         trouble = "missing: no evaluation yet" if path.is_dir() else "missing: not started"
     if trouble is not None and path.name in stopped:
         trouble = stopped[path.name]
-    elif trouble is not None and (last := _last_line(study / "logs" / f"{path.name}.log")):
-        trouble += f"; its log ends: {last}"
+    elif trouble is not None and (last := last_words(study / "logs" / f"{path.name}.log", 1)):
+        trouble += f"; its log ends: {last[0]}"
     return StudyRun(arm, seed, folder, trouble, run, _training(path / "metrics.jsonl"))
 
 
@@ -79,14 +80,6 @@ def _stopped(study: Path) -> dict[str, str]:
         return json.loads((study / "stopped.json").read_text())
     except (OSError, ValueError):
         return {}
-
-
-def _last_line(log: Path) -> str | None:
-    try:
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    except OSError:
-        return None
-    return next((line for line in reversed(lines) if line), None)
 
 
 def _training(file: Path) -> Training:

@@ -151,6 +151,7 @@ def _notes(plan: Plan, c: Comparison, fraction: float) -> list[str]:
             f"arms tied on A. Their brackets are {c.common_level:.1%} intervals, so that all comparisons with the base "
             f"together hold at {c.level:.0%}; a difference within both in quadrature is noise."
         )
+    notes += [f"No arm {name}: {reason}." for name, reason in plan.skipped.items()]
     notes.append(
         f"Other brackets are {c.level:.0%} intervals. Each end is the wider of two: the fits' own, which is the noise "
         "of the evaluations, and where there are seeds the t interval between them."
