@@ -119,16 +119,16 @@ def load_last_checkpoint(run_dir: Path) -> Checkpoint | None:
     return Checkpoint(found[-1], state)
 
 
-def write_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """The trainer's tensors, each rank its own shards."""
-    save(dict(tensors), checkpoint_id=folder, no_dist=True)
+def write_tensors(tensors: Mapping[str, Tensor], folder: Path, group: Any = None) -> None:
+    """The trainer's tensors, each rank of `group` its own shards."""
+    save(dict(tensors), checkpoint_id=folder, process_group=group, no_dist=group is None)
 
 
-def read_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
+def read_tensors(tensors: Mapping[str, Tensor], folder: Path, group: Any = None) -> None:
     """Fill `tensors` in place with what `write_tensors` wrote, at whatever world size. Raises UserError where the
     folder doesn't hold them."""
     try:
-        load(dict(tensors), checkpoint_id=folder, no_dist=True)
+        load(dict(tensors), checkpoint_id=folder, process_group=group, no_dist=group is None)
     except (OSError, CheckpointException) as error:
         raise UserError(f"{folder} can't be read ({_reason(error)}); remove it to go on from the one before") from None
 

@@ -232,6 +232,7 @@ class Trainer(Strict):
     clip_norm: Positive
     micro_batch_tokens: Count  # padded tokens put through the model at once
     logprob_chunk: Count  # tokens whose logits are in memory at once
+    activation_checkpointing: bool
     threads: Count
     device: str
     save_every: Annotated[int, Field(ge=0)]  # 0: only at the end

@@ -22,7 +22,7 @@ from scalerl.rl.ledger import Ledger
 from scalerl.rl.models.load import check_model_dir
 from scalerl.rl.models.tokenizer import load_tokenizer
 from scalerl.rl.models.warm_start import prepare_builtin
-from scalerl.rl.preemption import Stop
+from scalerl.rl.preemption import Stop, leave_signals_to_parent
 from scalerl.rl.progress import Progress
 from scalerl.rl.requests import Requests, build_sampling
 from scalerl.rl.resume import check_changes, is_complete, record_resume, write_changes
@@ -30,8 +30,9 @@ from scalerl.rl.runlog import RunLog, create_run_dir, read_config
 from scalerl.rl.sampler import build_sampler
 from scalerl.rl.schedule import build_schedule
 from scalerl.rl.scoring import Unscored, score
+from scalerl.rl.sharding import join_world, launched
 from scalerl.rl.tasks import DemonstratedTask, Task, build_task
-from scalerl.rl.trainer import NonFinite, Prepared, Trainer
+from scalerl.rl.trainer import NonFinite, Prepared, Trainer, follow
 from scalerl.rl.types import CompletedGroup, Prompt, ScoredGroup
 
 
@@ -40,6 +41,9 @@ def start_run(config: RunConfig, sources: Mapping[str, str]) -> Path:
 
     Raises UserError on bad input, with no folder left behind, RunEnded where the run can't go on, and Preempted where a
     signal stopped it."""
+    if launched()[0]:
+        follow_run(config)
+        return Path(config.run_dir)
     new_parent = not Path(config.run_dir).parent.exists()
     path = create_run_dir(config, sources)
     with Stop() as stop:
@@ -60,6 +64,8 @@ def resume_run(path: Path, wanted: RunConfig | None = None, *, allow_change: boo
     configuration isn't the checkpoint's and the change isn't allowed, and otherwise as `start_run`."""
     written = read_config(path)
     config = wanted or written
+    if launched()[0]:
+        return follow_run(config)
     checkpoint = load_last_checkpoint(path)
     changes = check_changes(written, config, checkpoint, allowed=allow_change)
     if checkpoint is not None and is_complete(checkpoint.state, config):
@@ -78,6 +84,14 @@ def resume_run(path: Path, wanted: RunConfig | None = None, *, allow_change: boo
         run.train()
 
 
+def follow_run(config: RunConfig) -> None:
+    """The part of the ranks but 0 in a run under torchrun: the trainer's other shards, until rank 0 is done."""
+    leave_signals_to_parent()
+    torch.set_num_threads(config.trainer.threads)
+    world = join_world(config.trainer.device)
+    follow(Trainer(*world.broadcast(None), world))
+
+
 class Run:
     """The parts of one run and its main loop."""
 
@@ -93,8 +107,9 @@ class Run:
         self.sampler = build_sampler(self.task, config)
         # The generator starts before anything that runs threads: it may fork.
         self.generator: Generator = build_generator(config, model_path, build_sampling(config, self.tokenizer))
-        self.trainer = Trainer(config, model_path)
-        self.ledger = Ledger(devices=1 + self.generator.devices)
+        world = join_world(config.trainer.device)
+        self.trainer = Trainer(*world.broadcast((config, model_path)), world)
+        self.ledger = Ledger(devices=world.size + self.generator.devices)
         self.open: dict[int, tuple[int, Prompt]] = {}  # dispatched and untrained: group -> (epoch, prompt)
         self.completed: dict[int, CompletedGroup] = {}  # of these, what the generator has finished
         self.generator_version = 0
@@ -120,6 +135,7 @@ class Run:
                 self._loop()
                 self.save()
                 self._checkpoints.wait()
+                self.trainer.close()
             finally:
                 self.generator.close()
                 self._checkpoints.close()

@@ -1,0 +1,53 @@
+"""A causal LM as the trainer sees it: from a micro-batch to log-probabilities, head and all in one forward pass."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from scalerl.kernels.logprob import token_logits, token_logprobs
+from scalerl.rl.micro_batches import MicroBatch
+from scalerl.rl.recipe import Recipe
+
+
+class Scores(NamedTuple):
+    """Of the completion tokens, [T] each. logp: of the distribution that the generator's are of. entropy: of the full
+    vocabulary, where asked for. score: what the loss differentiates, logp but under `aux_token`."""
+
+    logp: Tensor
+    entropy: Tensor | None
+    score: Tensor
+
+
+class Policy(nn.Module):
+    """`model` with its head, which must be inside the outermost module for a sharded model to gather it."""
+
+    def __init__(self, model: Any, recipe: Recipe, *, dtype: torch.dtype, head_dtype: torch.dtype, chunk: int) -> None:
+        """dtype: of autocast, where it isn't fp32. chunk: tokens whose logits are in memory at once."""
+        super().__init__()
+        self.model = model
+        self._recipe, self._dtype, self._head_dtype, self._chunk = recipe, dtype, head_dtype, chunk
+
+    def forward(self, micro: MicroBatch, *, with_entropy: bool = False) -> Scores:
+        device = micro.input_ids.device.type
+        with torch.autocast(device, dtype=self._dtype, enabled=self._dtype != torch.float32):
+            states = self.model.base_model(input_ids=micro.input_ids, use_cache=False).last_hidden_state
+        hidden, weight = states[micro.row, micro.column], self.model.get_output_embeddings().weight
+        temperature = self._recipe.sampling.temperature
+        logp, entropy = token_logprobs(
+            hidden,
+            weight,
+            micro.targets,
+            temperature=temperature,
+            head_dtype=self._head_dtype,
+            kept=micro.kept,
+            chunk=self._chunk,
+            with_entropy=with_entropy,
+        )
+        if micro.aux is None:
+            return Scores(logp, entropy, logp)
+        # (z(a_t) - z(u_t)) / temperature, whose gradient stands in for that of the truncated policy's logp.
+        z = token_logits(hidden, weight, torch.stack([micro.targets, micro.aux], dim=1), head_dtype=self._head_dtype)
+        return Scores(logp, entropy, (z[:, 0] - z[:, 1]) / temperature)
