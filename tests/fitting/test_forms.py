@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_interval_of_a_power_law_by_another_route():
     dof = len(y) - 3
     expected = found.ssr * (1 + float(f_distribution.ppf(0.95, 1, dof)) / dof)
     for end in found.A_interval:
-        least = minimize_scalar(held, bounds=(0.01, 3), args=(end,), method="bounded", options={"xatol": 1e-10})
+        least: Any = minimize_scalar(held, bounds=(0.01, 3), args=(end,), method="bounded", options={"xatol": 1e-10})
         assert least.fun == pytest.approx(expected, rel=1e-5)
 
 

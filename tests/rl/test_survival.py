@@ -16,6 +16,7 @@ import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -120,13 +121,18 @@ def begin(path, overrides=(), hook=lambda: None):
     return process
 
 
+def pid(process) -> int:
+    assert process.pid is not None
+    return process.pid
+
+
 def end(process, path):
     """Its exit code, when every process of its group has gone."""
     process.join(300)
     limit = time.monotonic() + 60
     while time.monotonic() < limit:
         try:
-            os.killpg(process.pid, 0)
+            os.killpg(pid(process), 0)
         except ProcessLookupError:
             return process.exitcode
         time.sleep(0.05)
@@ -145,7 +151,8 @@ def check(path, whole):
     pd.testing.assert_frame_equal(prompts, pd.read_parquet(whole / "eval_prompts.parquet"))
     for row in evaluations:
         of_step = prompts[prompts["step"] == row["step"]]
-        assert (of_step["correct"] / of_step["n_samples"]).mean() == pytest.approx(row["pass_rate"])
+        share = np.mean(of_step["correct"] / of_step["n_samples"])
+        assert float(share) == pytest.approx(row["pass_rate"])
     assert [p.name for p in sorted(path.glob("checkpoints/*"))] == ["step_12", "step_14"]
     assert not list(path.glob("*.tmp"))
     return evaluations[-1]["wasted_device_hours"]
@@ -201,7 +208,7 @@ def test_a_signal_stops_at_a_checkpoint_and_the_run_goes_on(overrides, whole, tm
     for line in ('"step": 1,', '"step": 6,'):  # after the first step, and after the sixth
         process = begin(path, () if path.exists() else overrides)
         wait_for(path / "metrics.jsonl", line)
-        os.killpg(process.pid, number)  # the whole group, as a terminal and Slurm do
+        os.killpg(pid(process), number)  # the whole group, as a terminal and Slurm do
         assert end(process, path) == 0
         said = path.with_suffix(".log").read_text()
         assert f"resume with: scalerl train --resume {path}" in said
@@ -231,7 +238,7 @@ def test_a_signal_ends_a_long_evaluation(overrides, whole, tmp_path, monkeypatch
     monkeypatch.setenv("STARTED", str(tmp_path / "started"))
     started = begin(path, [*overrides, f"engine.process={process}"], pausing_evaluation)
     wait_for(tmp_path / "started")
-    os.kill(started.pid, signal.SIGTERM)
+    os.kill(pid(started), signal.SIGTERM)
     assert end(started, path) == 0
     assert rows(path, "eval.jsonl") == []
     assert end(begin(path), path) == 0
@@ -246,7 +253,7 @@ def deaf():
         Path(os.environ["STARTED"]).touch()
         time.sleep(1000)
 
-    Run._update = update
+    Run._update = update  # pyright: ignore
 
 
 @pytest.mark.slow
@@ -255,8 +262,8 @@ def test_a_second_signal_ends_at_once(overrides, tmp_path, monkeypatch):
     monkeypatch.setenv("STARTED", str(tmp_path / "started"))
     process = begin(path, overrides, deaf)
     wait_for(tmp_path / "started")
-    os.kill(process.pid, signal.SIGTERM)
+    os.kill(pid(process), signal.SIGTERM)
     process.join(1)
     assert process.exitcode is None
-    os.kill(process.pid, signal.SIGTERM)
+    os.kill(pid(process), signal.SIGTERM)
     assert end(process, path) == -signal.SIGTERM

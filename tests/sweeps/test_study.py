@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -112,6 +113,32 @@ def test_an_arm_that_crashes_stops_no_other_and_is_told_with_its_last_words(cach
     assert "nowhere" in " ".join(members[1].words)
 
 
+class FullDisk(Local):
+    """A disk with room for the small files and not for a checkpoint."""
+
+    def start(self, order: Order) -> LocalJob:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        try:
+            return super().start(order)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_told_in_one_line_and_the_study_goes_on_once_there_is_room(
+    finished: tuple[Path, Plan], cache: Path, tmp_path: Path
+):
+    whole, plan = finished
+    plan = replace(plan, arms=plan.arms[:1])
+    write_plan(tmp_path / "study", plan)
+    (member,) = run_study(tmp_path / "study", plan, FullDisk(1))
+    assert member.status == "failed"
+    assert "can't be written: OSError: [Errno 27] File too large" in member.words[-1]
+    assert "Traceback" not in member.order.log.read_text()
+    assert statuses(run_study(tmp_path / "study", plan, Local(1))) == {"base": "done"}
+    assert evaluations(member.order.run) == evaluations(whole / member.order.run.relative_to(tmp_path / "study"))
+
+
 @pytest.mark.slow
 def test_killed_studies_and_arms_resume_to_the_same_runs(finished: tuple[Path, Plan], cache: Path, tmp_path: Path):
     whole, plan = finished
@@ -129,7 +156,7 @@ def test_killed_studies_and_arms_resume_to_the_same_runs(finished: tuple[Path, P
         process.wait()
         wait_until(lambda: not runs_of(study))  # they die with the study
     done = subprocess.run(command, stdout=log, stderr=log)
-    assert done.returncode == 0, (tmp_path / "log").read_text()
+    assert done.returncode == 1, (tmp_path / "log").read_text()  # every run is done, and too short for a fit
     for arm in plan.arms:
         folder = plan.run_folder(arm, 0)
         assert evaluations(study / folder) == evaluations(whole / folder)

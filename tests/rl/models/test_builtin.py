@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing as mp
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +110,8 @@ def test_the_loss_covers_completions_only():
 
 def test_the_warm_start_lowers_the_loss():
     config = compose([*SMALL, "model.warm_start.steps=60", "model.warm_start.batch_size=16"]).config
-    task, tokenizer = build_task(config.task), character_tokenizer()
+    task: Any = build_task(config.task)
+    tokenizer = character_tokenizer()
     model = build_model(config.model.architecture, tokenizer, 0)  # pyright: ignore
     ids, labels = batch(tokenizer, task.demonstrations(32, np.random.default_rng(99)))
 
@@ -127,7 +129,8 @@ def test_the_warm_start_lowers_the_loss():
 
 def test_the_cost_counts_every_token_of_the_sequence():
     config = compose([*SMALL, "model.warm_start.steps=1", "model.warm_start.batch_size=3"]).config
-    task, tokenizer = build_task(config.task), character_tokenizer()
+    task: Any = build_task(config.task)
+    tokenizer = character_tokenizer()
     model = build_model(config.model.architecture, tokenizer, 0)  # pyright: ignore
     cost = train(model, tokenizer, config.model, task)  # pyright: ignore
     drawn = task.demonstrations(3, np.random.default_rng(config.model.warm_start.seed))  # pyright: ignore
