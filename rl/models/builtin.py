@@ -21,6 +21,8 @@ def build_model(architecture: Architecture, tokenizer: Any, seed: int) -> Any:
         num_attention_heads=architecture.heads,
         num_key_value_heads=architecture.kv_heads,
         max_position_embeddings=architecture.max_positions,
+        rope_parameters={"rope_type": "default", "rope_theta": architecture.rope_theta},
+        initializer_range=architecture.initializer_range,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

@@ -17,7 +17,8 @@ CACHE = Path(__file__).resolve().parents[2] / ".cache" / "scalerl"  # the demo's
 
 
 def pass_rates(run_dir: Path, *overrides: str) -> list[float]:
-    config = compose([f"model.cache_dir={CACHE}", "eval.n_prompts=128", *overrides], run_dir=str(run_dir)).config
+    short = ("trainer.warmup_steps=5", "eval.n_prompts=128")  # the demo's own warm-up is as long as this test
+    config = compose([f"model.cache_dir={CACHE}", *short, *overrides], run_dir=str(run_dir)).config
     lines = (start_run(config, {}) / "eval.jsonl").read_text().splitlines()
     return [json.loads(line)["pass_rate"] for line in lines]
 
