@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from scalerl.cli.export import export
+from scalerl.cli.filter import filter_command
 from scalerl.cli.fit import fit
 from scalerl.cli.plot import plot
 from scalerl.cli.sweep import app as sweep
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command("train")(train)
 app.command("export")(export)
+app.command("filter")(filter_command)
 app.command("fit")(fit)
 app.command("plot")(plot)
 app.add_typer(sweep, name="sweep")

@@ -45,8 +45,13 @@ class PromptTable(Sequence[Prompt]):
     def __getitem__(self, index: int | slice) -> Prompt | PromptTable:
         if isinstance(index, slice):
             return PromptTable(self._file, self._rows[index], self._make)
-        row, file = int(self._rows[index]), self._file
-        return self._make(f"{file.keys[row]:016x}", file.prompts[row].as_py(), file.answers[row].as_py())
+        row = int(self._rows[index])
+        return self._make(f"{self._file.keys[row]:016x}", *self.texts(index))
+
+    def texts(self, index: int) -> tuple[str, str]:
+        """(prompt, answer) as the file has them."""
+        row = int(self._rows[index])
+        return self._file.prompts[row].as_py(), self._file.answers[row].as_py()
 
     @cached_property
     def fingerprint(self) -> str:

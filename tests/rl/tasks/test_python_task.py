@@ -6,15 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from scalerl.cli.compose import compose
 from scalerl.fitting import read_runs
 from scalerl.rl.config import Asking, RunConfig
 from scalerl.rl.config import PythonTask as Config
 from scalerl.rl.errors import UserError
-from scalerl.rl.models.tokenizer import character_tokenizer
 from scalerl.rl.run import Run, resume_run, start_run
 from scalerl.rl.tasks.python_task import PythonTask
 from scalerl.rl.types import Prompt, Verdict
@@ -79,28 +76,6 @@ def test_a_module_that_lacks_something(tmp_path, text, message):
         make(str(tmp_path / "none.py"))
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    """A tiny random Llama with the character tokenizer, an ordinary Hugging Face folder."""
-    path, tokenizer = tmp_path_factory.mktemp("llama"), character_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=128,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
-
-
 def mixture(tmp_path: Path, model: Path, run: str, *overrides: str):
     """Two python tasks in place of mathematics and code."""
     part = {
@@ -150,8 +125,8 @@ def rows(path: Path, name: str) -> list[dict]:
     return [json.loads(line) for line in (path / name).read_text().splitlines()]
 
 
-def test_a_mixture_has_a_curve_of_each_task_and_of_all(tmp_path, model):
-    path = start_run(mixture(tmp_path, model, "run"), {})
+def test_a_mixture_has_a_curve_of_each_task_and_of_all(tmp_path, llama_folder):
+    path = start_run(mixture(tmp_path, llama_folder, "run"), {})
     evaluations = rows(path, "eval.jsonl")
     assert [r["set"] for r in evaluations] == ["held_out", "easy", "hard"] * 4
     for overall, easy, hard in zip(evaluations[::3], evaluations[1::3], evaluations[2::3], strict=True):
@@ -167,8 +142,8 @@ class Killed(BaseException):
     pass
 
 
-def test_a_mixture_goes_on_as_if_it_had_not_been_stopped(tmp_path, model, monkeypatch):
-    whole = start_run(mixture(tmp_path, model, "whole"), {})
+def test_a_mixture_goes_on_as_if_it_had_not_been_stopped(tmp_path, llama_folder, monkeypatch):
+    whole = start_run(mixture(tmp_path, llama_folder, "whole"), {})
     update = Run._update
 
     def kill(self, prepared):
@@ -179,7 +154,7 @@ def test_a_mixture_goes_on_as_if_it_had_not_been_stopped(tmp_path, model, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Run, "_update", kill)
         with pytest.raises(Killed):
-            start_run(mixture(tmp_path, model, "part"), {})
+            start_run(mixture(tmp_path, llama_folder, "part"), {})
     resume_run(tmp_path / "part")
     kept = ("step", "set", "pass_rate", "entropy", "mean_length", "flops")
     one, two = ([[r[k] for k in kept] for r in rows(path, "eval.jsonl")] for path in (whole, tmp_path / "part"))
