@@ -17,7 +17,6 @@ from torch.multiprocessing.spawn import start_processes
 
 from scalerl.cli.compose import compose
 from scalerl.rl.checkpoint import read_tensors
-from scalerl.rl.config import Architecture
 from scalerl.rl.micro_batches import balance, length
 from scalerl.rl.models.builtin import build_model
 from scalerl.rl.models.tokenizer import character_tokenizer
@@ -40,7 +39,8 @@ class Probe(Trainer):
 def folder(tmp_path_factory):
     path, tokenizer = tmp_path_factory.mktemp("model"), character_tokenizer()
     shape = {"hidden_size": 16, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate_size": 24, "max_positions": 64}
-    build_model(Architecture(**shape), tokenizer, seed=0).save_pretrained(path)
+    wanted = compose([f"model.architecture.{key}={value}" for key, value in shape.items()], run_dir="unused").config
+    build_model(wanted.model.architecture, tokenizer, seed=0).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
 
