@@ -223,6 +223,39 @@ class Alarms(Strict):
     grad_norm: Positive | None
 
 
+class SGLangEngineConfig(Strict):
+    """One or many SGLang servers: started and stopped by the run, or given as `urls`. Times are in seconds."""
+
+    kind: Literal["sglang"]
+    urls: tuple[str, ...]
+    servers: Count
+    python: str
+    device: Literal["cpu", "cuda"]
+    tensor_parallel: Count
+    first_gpu: Annotated[int, Field(ge=0)]
+    host: str
+    port: Annotated[int, Field(ge=0, le=65535)]
+    threads: Count
+    arguments: tuple[str, ...]
+    concurrency: Count
+    kv_tokens: Count | None
+    update: Literal["in_place", "retract", "drained"]
+    transfer: Literal["broadcast", "disk"]
+    bucket_mb: Count
+    start_limit: Positive
+    transfer_limit: Positive
+    stall_limit: Positive
+    max_restarts: Annotated[int, Field(ge=0)]
+    logits_precision: Literal["fp32", "model"]
+
+    @property
+    def n_servers(self) -> int:
+        return len(self.urls) or self.servers
+
+
+Engine = Annotated[TorchEngineConfig | SGLangEngineConfig, Field(discriminator="kind")]
+
+
 class Trainer(Strict):
     lr: Positive
     warmup_steps: Annotated[int, Field(ge=0)]
@@ -265,7 +298,7 @@ class RunConfig(Strict):
     recipe: Recipe
     model: Model
     task: Task
-    engine: TorchEngineConfig
+    engine: Engine
     trainer: Trainer
     eval: Eval
     log: Log
@@ -276,6 +309,19 @@ class RunConfig(Strict):
             raise ValueError(
                 f"engine.logits_precision={self.engine.logits_precision} but recipe.logits_precision="
                 f"{self.recipe.logits_precision}: with fp32 on one side only the two disagree; set both alike"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sglang_can(self) -> RunConfig:
+        if self.engine.kind != "sglang":
+            return self
+        if self.recipe.sampling_mask == "aux_token":
+            raise ValueError("recipe.sampling_mask=aux_token needs engine=torch: SGLang draws no auxiliary token")
+        if self.recipe.logits_precision == "model" and self.model.head_dtype != self.model.dtype:
+            raise ValueError(
+                f"model.head_dtype={self.model.head_dtype} but model.dtype={self.model.dtype}: SGLang computes the "
+                "head in fp32 or in the model's dtype; set model.head_dtype alike, or recipe.logits_precision=fp32"
             )
         return self
 

@@ -13,7 +13,8 @@ import torch
 
 from scalerl.rl.checkpoint import Checkpoint, CheckpointWriter, load_last_checkpoint
 from scalerl.rl.config import BuiltinModel, RunConfig
-from scalerl.rl.engines.generator import Generator, Outcome, build_generator
+from scalerl.rl.engines.generator import build_generator
+from scalerl.rl.engines.interface import Generator, Outcome
 from scalerl.rl.engines.torch_engine import Work
 from scalerl.rl.errors import Preempted, RunEnded, UserError
 from scalerl.rl.evaluation import Evaluator
@@ -188,7 +189,7 @@ class Run:
                 return  # abandoned; a resumed run goes on with these ticks
         scored = [self._score(batch) for batch in batches]
         if recipe.off_policy == "pipeline":
-            self.generator.begin("window", self.config.engine.ticks_per_step)
+            self.generator.begin("window")
             self._window_open = True
         prepared: list[Prepared] = []
         metrics: list[dict[str, Any]] = [{} for _ in batches]

@@ -10,9 +10,8 @@ import atexit
 import os
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,9 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from scalerl.rl.config import RunConfig
+from scalerl.rl.config import RunConfig, TorchEngineConfig
 from scalerl.rl.engines.decoder import load_decoder
+from scalerl.rl.engines.interface import Generator, Outcome
 from scalerl.rl.engines.torch_engine import TorchEngine, Work
 from scalerl.rl.errors import UserError
 from scalerl.rl.preemption import leave_signals_to_parent
@@ -37,32 +37,23 @@ def head_dtype(config: RunConfig) -> torch.dtype:
     return torch.float32 if config.recipe.logits_precision == "fp32" else torch_dtype(config.model.head_dtype)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a command brought: groups that became complete, all work so far (training and evaluation apart), and the
-    seconds that the command kept the generator busy."""
-
-    groups: list[CompletedGroup]
-    work: Work
-    eval_work: Work
-    busy: float
-    state: Any = None
-
-
 class GeneratorCore:
     """Owns the decoder, the rollout engine and the evaluation engine, and executes the commands.
 
     `abandoned` is a shared flag: once its value is set, the commands that may take long end between two ticks."""
 
     def __init__(self, config: RunConfig, model_path: Path, sampling: Sampling, abandoned: Any) -> None:
+        engine = config.engine
+        assert isinstance(engine, TorchEngineConfig)
         decoder = load_decoder(
             model_path,
             dtype=torch_dtype(config.model.dtype),
             head_dtype=head_dtype(config),
-            device=config.engine.device,
+            device=engine.device,
         )
         self._decoder = decoder
-        self._slots = config.engine.slots
+        self._slots = engine.slots
+        self._ticks_per_step = engine.ticks_per_step
         self._sampling = sampling
         self._abandoned = abandoned
         self._engine = TorchEngine(decoder, slots=self._slots, sampling=sampling)
@@ -81,10 +72,10 @@ class GeneratorCore:
     def submit(self, requests: Sequence[Request]) -> None:
         self._engine.submit(requests)
 
-    def window(self, ticks: int) -> list[CompletedGroup]:
-        """Let `ticks` ticks pass, fewer when nothing is left to decode."""
+    def window(self) -> list[CompletedGroup]:
+        """Let the ticks of one trainer's step pass, fewer when nothing is left to decode."""
         done: list[CompletedGroup] = []
-        for _ in range(ticks):
+        for _ in range(self._ticks_per_step):
             if self._engine.idle:
                 break
             done += self._engine.tick()
@@ -123,36 +114,6 @@ class GeneratorCore:
 
     def load(self, state: dict[str, Any]) -> None:
         self._engine.load_state_dict(state)
-
-
-class Generator(ABC):
-    """Commands of `GeneratorCore`, begun and finished; one at a time."""
-
-    devices: int  # that it adds to the trainer's
-
-    def __init__(self) -> None:
-        self._abandoned = RawValue("b", 0)
-
-    def abandon(self) -> None:
-        """From now on `run_until` and `evaluate` end early; may be called from a signal handler."""
-        self._abandoned.value = 1
-
-    @abstractmethod
-    def begin(self, command: str, *args: Any) -> None: ...
-
-    @abstractmethod
-    def finish(self) -> Outcome: ...
-
-    @abstractmethod
-    def update_weights(self, state: Mapping[str, torch.Tensor], version: int) -> None:
-        """Give the rollout engine new weights; unfinished completions go on from their stale KV cache."""
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    def call(self, command: str, *args: Any) -> Outcome:
-        self.begin(command, *args)
-        return self.finish()
 
 
 class InlineGenerator(Generator):
@@ -284,5 +245,10 @@ def _handler(core: GeneratorCore) -> Callable[[str, tuple[Any, ...]], Any]:
 
 
 def build_generator(config: RunConfig, model_path: Path, sampling: Sampling) -> Generator:
+    """The engine that the configuration asks for. Raises UserError where it can't be had."""
+    if config.engine.kind == "sglang":
+        from scalerl.rl.engines.sglang.generator import SGLangGenerator
+
+        return SGLangGenerator(config, model_path, sampling)
     kind = {"beside": BesideGenerator, "inline": InlineGenerator}[config.engine.process]
     return kind(config, model_path, sampling)

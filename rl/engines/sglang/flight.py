@@ -1,0 +1,104 @@
+"""A completion in progress: the requests that it takes one after another, and what they have brought."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scalerl.rl.engines.sglang.client import Answer
+from scalerl.rl.types import Completion, Request, Sampling
+
+
+class Flight:
+    """Completion number `sample` of a request.
+
+    One server request carries it to its end, or to its thinking budget; there the phrase is put behind its tokens and
+    another request goes on. So it does after an abort, or after a token at which the server stops and the recipe
+    doesn't. Nothing is decoded to text in between."""
+
+    def __init__(self, request: Request, sample: int, sampling: Sampling) -> None:
+        self.request, self.sample, self.sampling = request, sample, sampling
+        self.done = False
+        self.empty_answers = 0  # in a row
+        self._tokens: list[int] = []
+        self._logprobs: list[np.ndarray] = []
+        self._versions: list[np.ndarray] = []
+        self._limit = sampling.max_tokens  # tokens at which it is truncated
+        self._budget = None if request.thinking_budgets is None else request.thinking_budgets[sample]
+        self._phrase_at: int | None = None
+        self._stopped = False
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Older groups first."""
+        return self.request.group, self.sample
+
+    def input_ids(self) -> list[int]:
+        return [*self.request.prompt_ids, *self._tokens]
+
+    def room(self) -> int:
+        """Tokens that the next request may sample, at least 1."""
+        return min(self._limit, self._limit if self._budget is None else self._budget) - len(self._tokens)
+
+    def body(self, *, salt: str | None) -> dict[str, object]:
+        """The next request to /generate. salt: keeps the server's prefix cache apart by weight version."""
+        sampling = self.sampling
+        body: dict[str, object] = {
+            "input_ids": self.input_ids(),
+            "sampling_params": {
+                "max_new_tokens": self.room(),
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k or -1,
+                "min_p": 0.0,
+                "frequency_penalty": 0.0,
+                "presence_penalty": 0.0,
+                "repetition_penalty": 1.0,
+                "stop_token_ids": list(sampling.stop_ids),
+                "skip_special_tokens": False,
+            },
+            "return_logprob": True,
+            "logprob_start_len": -1,
+        }
+        if salt is not None:
+            body["extra_key"] = salt
+        return body
+
+    def add(self, answer: Answer, version: int) -> None:
+        """Take in an answer. version: the one that is current now, which an injected phrase gets."""
+        self.empty_answers = 0 if len(answer.tokens) else self.empty_answers + 1
+        self._append(answer.tokens, answer.logprobs, answer.versions)
+        if len(answer.tokens):
+            self._stopped = int(answer.tokens[-1]) in self.sampling.stop_ids
+        if self._stopped or len(self._tokens) >= self._limit:
+            self.done = True
+            return
+        interrupt = self.sampling.interrupt
+        if interrupt is not None and interrupt.end_think in answer.tokens:
+            self._budget = None
+        if interrupt is not None and self._budget is not None and len(self._tokens) >= self._budget:
+            self._budget, self._phrase_at = None, len(self._tokens)
+            n = len(interrupt.phrase)
+            self._append(np.array(interrupt.phrase), np.zeros(n, np.float32), np.full(n, version, np.int32))
+            self._limit = min(self._limit, len(self._tokens) + interrupt.answer_budget)
+            self.done = len(self._tokens) >= self._limit
+
+    def _append(self, tokens: np.ndarray, logprobs: np.ndarray, versions: np.ndarray) -> None:
+        self._tokens += tokens.tolist()
+        self._logprobs.append(logprobs)
+        self._versions.append(versions)
+
+    def completion(self) -> Completion:
+        """The finished completion. Its entropies are negative log-probabilities: draws whose mean is the entropy."""
+        place = np.arange(len(self._tokens))
+        start = len(self._tokens) if self._phrase_at is None else self._phrase_at
+        phrase = 0 if self.sampling.interrupt is None else len(self.sampling.interrupt.phrase)
+        logprobs = np.concatenate(self._logprobs)
+        return Completion(
+            tokens=np.array(self._tokens, np.int32),
+            logprobs=logprobs,
+            versions=np.concatenate(self._versions),
+            injected=(place >= start) & (place < start + phrase),
+            finish="stop" if self._stopped else "length",
+            interrupted=self._phrase_at is not None,
+            entropy=-logprobs,
+        )

@@ -1,0 +1,69 @@
+"""Starts one SGLang server: `PYTHON launch.py SERVER_ARGUMENTS...`, with the Python of the server's own environment.
+
+Not imported by scalerl, and imports nothing of it. The server is the unmodified one; on a CPU three things that the
+published wheels lack are supplied here, none of which the server calls. It ends, with all its children, when its
+standard input does: so none outlives the process that started it, however that one ended.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import signal
+import sys
+import threading
+import types
+from typing import Any
+
+
+def end_with_parent() -> None:
+    """Wait for the end of standard input, then kill this process group."""
+    sys.stdin.buffer.read()
+    os.killpg(0, signal.SIGKILL)
+
+
+def prepare_cpu() -> None:
+    """Make sglang importable beside a CPU build of torch."""
+    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    import torch
+
+    # The published torchvision is a CUDA build: its own operators are not registered, and its import asks for two.
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    prepare_cpu.library = library  # pyright: ignore[reportFunctionMemberAccess] (definitions go with their library)
+    sys.modules["sgl_kernel"] = _absent_kernels()
+    # The buffer of recorded experts is pinned through CUDA.
+    host: Any = importlib.import_module("sglang.srt.mem_cache.pool_host.common")
+    host._cuda_host_register = lambda *args, **kwargs: None
+
+
+def _absent_kernels() -> types.ModuleType:
+    """`sgl_kernel` has no CPU wheel; names are imported from it for features that a CPU server does not use."""
+
+    def lookup(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def absent(*args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError(f"sgl_kernel.{name} has no CPU build")
+
+        return absent
+
+    module: Any = types.ModuleType("sgl_kernel")
+    module.__spec__ = importlib.machinery.ModuleSpec("sgl_kernel", None)
+    module.__getattr__ = lookup
+    return module
+
+
+def main(arguments: list[str]) -> None:
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    run_server: Any = importlib.import_module("sglang.launch_server").run_server
+    prepare: Any = importlib.import_module("sglang.srt.server_args").prepare_server_args
+    run_server(prepare(arguments))
+
+
+if "cpu" in sys.argv:  # in the server's spawned children too, which import this file again
+    prepare_cpu()
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,137 @@
+"""Starting and stopping an SGLang server on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import weakref
+from pathlib import Path
+
+from scalerl.rl.config import RunConfig, SGLangEngineConfig
+from scalerl.rl.errors import UserError
+
+_LAUNCHER = Path(__file__).with_name("launch.py")
+_TAIL = 15  # lines of the log in which a server's own error is looked for
+_STOP_LIMIT = 10.0  # seconds that the kernel gets to take a killed process away
+
+
+class ServerProcess:
+    """One server and its children, in a process group of their own that ends with this process.
+
+    All that it prints goes to `log`; a restart appends."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], port: int, log: Path) -> None:
+        self.port, self.log = port, log
+        self._command, self._environment = command, environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Launch it; `Client.wait_until_ready` waits until it answers."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                start_new_session=True,
+            )
+        self._finalizer = weakref.finalize(self, _kill_group, self._process)
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        """Kill it with all its children; they hold nothing that is worth a farewell."""
+        if self._process is not None:
+            self._finalizer()
+            self._process = None
+
+    def last_words(self) -> str:
+        """The last line of the log that names an error, or its last line."""
+        try:
+            lines = self.log.read_text(errors="replace").splitlines()[-_TAIL:]
+        except OSError:
+            return "(no log)"
+        named = [line for line in lines if "Error" in line or "error:" in line]
+        return (named or lines or ["(an empty log)"])[-1].strip()
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.stdin is not None:
+        process.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_STOP_LIMIT)
+
+
+def server_processes(config: RunConfig, engine: SGLangEngineConfig, model_path: Path) -> list[ServerProcess]:
+    """The servers that a run starts, not yet started. Raises UserError where their environment is missing."""
+    if not Path(engine.python).is_file():
+        raise UserError(
+            f"engine.python={engine.python} is not there; scripts/setup_sglang makes it for the CPU, and on GPUs it is "
+            "the Python beside your own sglang"
+        )
+    processes = []
+    for number in range(engine.servers):
+        port = engine.port + number if engine.port else _free_port()
+        if engine.port and not _is_free(port):
+            raise UserError(f"engine.port={engine.port}: port {port} is in use; choose another, or 0 for any free one")
+        processes.append(
+            ServerProcess(
+                command=[engine.python, str(_LAUNCHER), *_arguments(config, engine, model_path, number, port)],
+                environment=_environment(engine),
+                port=port,
+                log=Path(config.run_dir) / "servers" / f"server_{number}.log",
+            )
+        )
+    return processes
+
+
+def _arguments(config: RunConfig, engine: SGLangEngineConfig, model_path: Path, number: int, port: int) -> list[str]:
+    arguments = ["--model-path", str(model_path), "--host", engine.host, "--port", str(port), "--device", engine.device]
+    arguments += ["--dtype", config.model.dtype, "--weight-version", "0", "--skip-server-warmup"]
+    arguments += ["--tensor-parallel-size", str(engine.tensor_parallel)]
+    arguments += ["--max-running-requests", str(engine.concurrency)]
+    if engine.kv_tokens is not None:
+        arguments += ["--max-total-tokens", str(engine.kv_tokens)]
+    if engine.device == "cpu":
+        arguments += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--sleep-on-idle"]
+    else:
+        arguments += ["--base-gpu-id", str(engine.first_gpu + number * engine.tensor_parallel)]
+    if engine.logits_precision == "fp32":
+        arguments.append("--enable-fp32-lm-head")
+    if config.recipe.router_replay == "r3":
+        arguments.append("--enable-return-routed-experts")
+    return arguments + list(engine.arguments)
+
+
+def _environment(engine: SGLangEngineConfig) -> dict[str, str]:
+    # PYTHONPATH and the like are of this environment, not of the server's.
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    set_here = {"HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    if engine.device == "cpu":
+        set_here["OMP_NUM_THREADS"] = str(engine.threads)
+    return kept | set_here
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
