@@ -71,7 +71,9 @@ class Client:
         # A generation takes as long as it takes; a server that stalls is found by its silence on /health_generate.
         timeout = httpx.Timeout(None, connect=10.0)
         # The server closes a connection that was idle for 5 s, and one that it is just closing must not be used.
-        limits = httpx.Limits(concurrency + 8, concurrency + 8, keepalive_expiry=2.0)
+        limits = httpx.Limits(
+            max_connections=concurrency + 8, max_keepalive_connections=concurrency + 8, keepalive_expiry=2.0
+        )
         # A proxy of the environment's has no business between trainer and generator.
         self._http = httpx.AsyncClient(base_url=self.url, timeout=timeout, limits=limits, trust_env=False)
 

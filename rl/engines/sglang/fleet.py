@@ -133,21 +133,24 @@ class Fleet:
             await self._change(None)
         return True
 
-    async def update(self, state: Mapping[str, Tensor], version: int, *, only_stale: bool = False) -> None:
+    async def update(
+        self, state: Mapping[str, Tensor], version: int, *, only_stale: bool = False, mend: bool = True
+    ) -> None:
         """Give the servers new weights, or those the current weights that lack them.
 
-        A server that fails is started again, and stale until the next update. Raises UserError where it is no
-        server's fault, or where none is left."""
+        A server that fails is started again, and stale until the next update; without `mend` that is an error. Raises
+        UserError where it is no server's fault, or where none is left."""
         self.version = version
         wanted = ("stale",) if only_stale else ("stale", "ready")
         while members := [server for server in self.servers if server.status in wanted]:
             try:
                 await self._update(members, state, version)
             except TransferFailed as error:
+                words = f"weight update to version {version} failed: {error}"
                 guilty = [server for server in members if server.client is error.client]
-                if not guilty:
-                    raise UserError(str(error)) from None
-                self._fault(guilty[0], f"weight update to version {version} failed: {error}")
+                if not guilty or not mend:
+                    raise UserError(words) from None
+                self._fault(guilty[0], words)
                 continue
             break
         if self._failure is not None:

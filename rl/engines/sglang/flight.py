@@ -54,6 +54,7 @@ class Flight:
                 "presence_penalty": 0.0,
                 "repetition_penalty": 1.0,
                 "stop_token_ids": list(sampling.stop_ids),
+                "ignore_eos": not sampling.stop_ids,  # True turns the other stops off too
                 "skip_special_tokens": False,
             },
             "return_logprob": True,

@@ -51,8 +51,8 @@ class SGLangGenerator(Generator):
         try:
             self._call(self._fleet.start())
             if engine.urls:
-                self._state = load_model(model_path).state_dict()
-                self._call(self._fleet.update(self._state, 0))
+                self._state = dict(load_model(model_path).named_parameters())
+                self._call(self._fleet.update(self._state, 0, mend=False))
             self._call(self._activate())
         except BaseException:
             self.close()
