@@ -222,6 +222,11 @@ class Alarms(Strict):
     extreme_share: Positive | None
     grad_norm: Positive | None
 
+    @property
+    def kv(self) -> dict[str, str]:
+        """What becomes of the keys and values of a completion in progress."""
+        return {"kv_after_update": "kept", "kv_after_interruption": "kept", "kv_after_evaluation": "kept"}
+
 
 class SGLangEngineConfig(Strict):
     """One or many SGLang servers: started and stopped by the run, or given as `urls`. Times are in seconds."""
@@ -251,6 +256,16 @@ class SGLangEngineConfig(Strict):
     @property
     def n_servers(self) -> int:
         return len(self.urls) or self.servers
+
+    @property
+    def kv(self) -> dict[str, str]:
+        """What becomes of the keys and values of a completion in progress."""
+        after_update = {"in_place": "kept", "retract": "recomputed", "drained": "none in progress"}[self.update]
+        return {
+            "kv_after_update": after_update,
+            "kv_after_interruption": "recomputed",
+            "kv_after_evaluation": "recomputed",
+        }
 
 
 Engine = Annotated[TorchEngineConfig | SGLangEngineConfig, Field(discriminator="kind")]

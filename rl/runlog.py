@@ -103,6 +103,7 @@ def environment(config: RunConfig) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "devices": {"trainer": config.trainer.device, "generator": config.engine.device},
+        "generation": config.engine.kv,
         "git_commit": _git_commit(),
         "command": sys.argv,
     }

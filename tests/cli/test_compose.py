@@ -102,3 +102,12 @@ def test_a_mistake_is_answered_in_one_line(override, message):
 )
 def test_every_leave_one_out_value_is_one_override(override):
     compose([override])
+
+
+def test_what_sglang_can_not_do_is_refused():
+    with pytest.raises(UserError, match=r"model\.head_dtype=bfloat16 but model\.dtype=float32"):
+        compose(["engine=sglang", "recipe.logits_precision=model"])
+    compose(["engine=sglang", "recipe.logits_precision=model", "model.head_dtype=float32"])
+    on_policy = ["recipe.k=0", "recipe.loss=reinforce", "recipe.sampling_mask=aux_token"]
+    with pytest.raises(UserError, match="aux_token needs engine=torch"):
+        compose(["engine=sglang", *on_policy])

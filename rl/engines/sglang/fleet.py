@@ -219,6 +219,7 @@ class Fleet:
         if server.status in ("starting", "lost"):
             return
         server.status = "starting"
+        self._transfer.forget()
         current = asyncio.current_task()
         for task, (flight, book) in list(server.open.items()):
             if task is not current:

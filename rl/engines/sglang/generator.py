@@ -121,6 +121,8 @@ class SGLangGenerator(Generator):
         book = book or self._rollouts
         book.submit(requests)
         if book is self._rollouts:
+            for server in self._fleet.servers:
+                server.take_busy()  # the training clock begins with a dispatch: what went before is not on it
             self._fleet.activate(book)
 
     async def _take(self) -> tuple[list[CompletedGroup], float]:

@@ -25,6 +25,7 @@ from torch.distributed.distributed_c10d import GroupName, PrefixStore, _new_proc
 from scalerl.rl.engines.sglang.client import Client, Features, ServerFault, ServerRefusal
 
 Member = tuple[Client, Features]
+_NAMED_WITHIN = 5.0  # seconds that a server has to say itself why a collective failed
 
 
 class TransferFailed(Exception):
@@ -44,6 +45,10 @@ class Transfer(ABC):
     @abstractmethod
     async def send(self, members: Sequence[Member], state: Mapping[str, Tensor], version: int, *, flush: bool) -> None:
         """flush: the servers forget all keys and values. Raises TransferFailed."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """A server has failed, and will come back as another: what connects to it is worth nothing."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -73,6 +78,9 @@ class DiskTransfer(Transfer):
         body = {"model_path": str(path), "weight_version": str(version), "flush_cache": flush}
         await self._all(members, "/update_weights_from_disk", [body] * len(members))
 
+    def forget(self) -> None:
+        """Files connect to nothing."""
+
     async def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -97,6 +105,7 @@ class BroadcastTransfer(Transfer):
         super().__init__(dtype, limit)
         self._host, self._backend, self._device, self._bucket_bytes = host, backend, device, bucket_bytes
         self._members: tuple[Client, ...] = ()
+        self._usable = False
         self._name = ""
         self._group: Any = None
         self._store: Any = None
@@ -104,7 +113,7 @@ class BroadcastTransfer(Transfer):
 
     async def send(self, members: Sequence[Member], state: Mapping[str, Tensor], version: int, *, flush: bool) -> None:
         try:
-            if self._members != tuple(client for client, _ in members):
+            if not self._usable or self._members != tuple(client for client, _ in members):
                 await self._form(members)
             bracketed = [member for member in members if member[1].bracketed_updates]
             await self._all(bracketed, "/begin_weight_update", [{}] * len(bracketed))
@@ -114,8 +123,12 @@ class BroadcastTransfer(Transfer):
                 await self._bucket(members, state, names, version if last else None, flush=flush and last)
             await self._all(bracketed, "/end_weight_update", [{}] * len(bracketed))
         except TransferFailed:
-            self._abandon()
+            self.forget()
             raise
+
+    def forget(self) -> None:
+        """The next transfer makes a new group; a collective that hangs in this one ends with its own time limit."""
+        self._usable = False
 
     async def close(self) -> None:
         if self._group is not None:
@@ -124,7 +137,7 @@ class BroadcastTransfer(Transfer):
                 for client in self._members
             ]
             await asyncio.gather(*farewell, return_exceptions=True)
-            self._abandon()
+            self._members, self._group, self._store = (), None, None
 
     async def _form(self, members: Sequence[Member]) -> None:
         await self.close()
@@ -150,7 +163,7 @@ class BroadcastTransfer(Transfer):
             for number in range(len(members))
         ]
         await _together([self._join(world, limit), self._all(members, "/init_weights_update_group", bodies)])
-        self._members = tuple(client for client, _ in members)
+        self._members, self._usable = tuple(client for client, _ in members), True
 
     async def _join(self, world: int, limit: timedelta) -> None:
         store, name = self._store, self._name
@@ -190,7 +203,18 @@ class BroadcastTransfer(Transfer):
         if version is not None:
             body["weight_version"] = str(version)
         posts = self._all(members, "/update_weights_from_distributed", [body] * len(members))
-        await _together([posts, self._broadcast(flat)])
+        told = asyncio.ensure_future(posts)
+        try:
+            await _together([asyncio.shield(told), self._broadcast(flat)])
+        except TransferFailed as error:
+            if error.client is None:  # the collective noticed first: let the server that broke it be named
+                await asyncio.wait([told], timeout=_NAMED_WITHIN)
+                if told.done():
+                    told.result()
+            raise
+        finally:
+            told.cancel()
+            await asyncio.gather(told, return_exceptions=True)
 
     async def _broadcast(self, flat: Tensor) -> None:
         """A server that refuses never joins: the wait is here, where it can be given up, not in the collective."""
@@ -206,10 +230,6 @@ class BroadcastTransfer(Transfer):
             work.wait()
         except RuntimeError as error:
             raise TransferFailed(None, f"weights: the broadcast failed: {error}") from None
-
-    def _abandon(self) -> None:
-        """Leave the group to itself; a collective that hangs in it ends with the group's own time limit."""
-        self._members, self._group, self._store = (), None, None
 
 
 async def _together(parts: Sequence[Awaitable[None]]) -> None:
