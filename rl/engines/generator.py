@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 from typing import Any
 
