@@ -211,6 +211,11 @@ class TorchEngineConfig(Strict):
     device: str
     logits_precision: Literal["fp32", "model"] | None
 
+    @property
+    def kv(self) -> dict[str, str]:
+        """What becomes of the keys and values of a completion in progress."""
+        return {"kv_after_update": "kept", "kv_after_interruption": "kept", "kv_after_evaluation": "kept"}
+
 
 class Alarms(Strict):
     """Thresholds of `rl/health.py`; None turns an alarm off."""
@@ -221,11 +226,6 @@ class Alarms(Strict):
     mismatch_k3: Positive | None
     extreme_share: Positive | None
     grad_norm: Positive | None
-
-    @property
-    def kv(self) -> dict[str, str]:
-        """What becomes of the keys and values of a completion in progress."""
-        return {"kv_after_update": "kept", "kv_after_interruption": "kept", "kv_after_evaluation": "kept"}
 
 
 class SGLangEngineConfig(Strict):
