@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from multiprocessing.sharedctypes import RawValue
 from typing import Any
 
 import torch
@@ -29,6 +30,13 @@ class Generator(ABC):
     """Commands, begun and finished, one at a time: those of `generator.GeneratorCore`, whatever the engine."""
 
     devices: int  # that it adds to the trainer's
+
+    def __init__(self) -> None:
+        self._abandoned = RawValue("b", 0)
+
+    def abandon(self) -> None:
+        """From now on `run_until` and `evaluate` end early; may be called from a signal handler."""
+        self._abandoned.value = 1
 
     @abstractmethod
     def begin(self, command: str, *args: Any) -> None: ...
