@@ -90,7 +90,8 @@ def follow_run(config: RunConfig) -> None:
     leave_signals_to_parent()
     torch.set_num_threads(config.trainer.threads)
     world = join_world(config.trainer.device)
-    follow(Trainer(*world.broadcast(None), world))
+    config, model_path = world.broadcast(None)
+    follow(Trainer(config, model_path, world))
 
 
 class Run:
@@ -109,7 +110,8 @@ class Run:
         # The generator starts before anything that runs threads: it may fork.
         self.generator: Generator = build_generator(config, model_path, build_sampling(config, self.tokenizer))
         world = join_world(config.trainer.device)
-        self.trainer = Trainer(*world.broadcast((config, model_path)), world)
+        world.broadcast((config, model_path))
+        self.trainer = Trainer(config, model_path, world)
         self.ledger = Ledger(devices=world.size + self.generator.devices)
         self.open: dict[int, tuple[int, Prompt]] = {}  # dispatched and untrained: group -> (epoch, prompt)
         self.completed: dict[int, CompletedGroup] = {}  # of these, what the generator has finished

@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +42,7 @@ def folder(tmp_path_factory):
     path, tokenizer = tmp_path_factory.mktemp("model"), character_tokenizer()
     shape = {"hidden_size": 16, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate_size": 24, "max_positions": 64}
     wanted = compose([f"model.architecture.{key}={value}" for key, value in shape.items()], run_dir="unused").config
+    assert wanted.model.kind == "builtin"
     build_model(wanted.model.architecture, tokenizer, seed=0).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
@@ -147,19 +150,18 @@ def test_a_rank_whose_gradient_is_not_finite_stops_the_step_on_all(folder, group
     start_processes(_not_finite, args=arguments, nprocs=2, start_method="fork")
 
 
-class _Row:
-    def __init__(self, tokens):
-        self.prompt_ids, self.completion = (1,), type("C", (), {"tokens": [0] * (tokens - 1)})()
+def _row(tokens) -> Any:
+    return SimpleNamespace(prompt_ids=(1,), completion=SimpleNamespace(tokens=[0] * (tokens - 1)))
 
 
 def test_micro_batches_are_balanced_over_ranks_and_equally_many():
     lengths = [9, 8, 7, 6, 5, 4, 3, 2, 1]
-    parts = balance([_Row(n) for n in lengths], 2, 12)
+    parts = balance([_row(n) for n in lengths], 2, 12)
     assert [[[length(row) for row in micro] for micro in rank] for rank in parts] == [
         [[9], [6, 5], [2, 1]],
         [[8], [7], [4, 3]],
     ]
-    few = balance([_Row(9), _Row(8), _Row(2)], 2, 9)
+    few = balance([_row(9), _row(8), _row(2)], 2, 9)
     assert [[len(micro) for micro in rank] for rank in few] == [[1, 0], [1, 1]]
     assert balance([], 2, 12) == [[], []]
 
