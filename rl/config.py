@@ -251,7 +251,7 @@ class SGLangEngineConfig(Strict):
     transfer_limit: Positive
     stall_limit: Positive
     max_restarts: Annotated[int, Field(ge=0)]
-    logits_precision: Literal["fp32", "model"]
+    logits_precision: Literal["fp32", "model"] | None
 
     @property
     def n_servers(self) -> int:
@@ -331,8 +331,9 @@ class RunConfig(Strict):
     def _sglang_can(self) -> RunConfig:
         if self.engine.kind != "sglang":
             return self
-        if self.recipe.sampling_mask == "aux_token":
-            raise ValueError("recipe.sampling_mask=aux_token needs engine=torch: SGLang draws no auxiliary token")
+        for axis in ("sampling_mask", "router_replay"):
+            if (value := getattr(self.recipe, axis)) != "off":
+                raise ValueError(f"recipe.{axis}={value} needs engine=torch; with engine=sglang set recipe.{axis}=off")
         if self.recipe.logits_precision == "model" and self.model.head_dtype != self.model.dtype:
             raise ValueError(
                 f"model.head_dtype={self.model.head_dtype} but model.dtype={self.model.dtype}: SGLang computes the "

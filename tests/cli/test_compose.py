@@ -109,5 +109,5 @@ def test_what_sglang_can_not_do_is_refused():
         compose(["engine=sglang", "recipe.logits_precision=model"])
     compose(["engine=sglang", "recipe.logits_precision=model", "model.head_dtype=float32"])
     on_policy = ["recipe.k=0", "recipe.loss=reinforce", "recipe.sampling_mask=aux_token"]
-    with pytest.raises(UserError, match="aux_token needs engine=torch"):
+    with pytest.raises(UserError, match=r"recipe\.sampling_mask=aux_token needs engine=torch"):
         compose(["engine=sglang", *on_policy])

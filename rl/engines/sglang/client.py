@@ -33,17 +33,14 @@ class Features:
 
     version_spans: it says which weight version sampled which token (from 0.5.19 on). salted_cache: its prefix cache
     can be kept apart by weight version. bracketed_updates: distributed updates are announced and ended (from 0.5.21
-    on). routed_experts, sampling_masks: it can return them."""
+    on)."""
 
     version: str
     version_spans: bool
     salted_cache: bool
     prefix_cache: bool
     bracketed_updates: bool
-    routed_experts: bool
-    sampling_masks: bool
     fp32_head: bool
-    dtype: str
     tensor_parallel: int
 
 
@@ -52,15 +49,13 @@ class Answer:
     """T tokens that one request sampled. tokens, versions: int32 [T]; logprobs: float32 [T].
 
     reason: why it ended; after `abort` the completion isn't finished. cached: prompt tokens whose keys and values the
-    server had already. experts: int32 [prompt + T - 1, layers * top_k], or None. kept: T sets of token ids, or None."""
+    server had already."""
 
     tokens: np.ndarray
     logprobs: np.ndarray
     versions: np.ndarray
     reason: str
     cached: int
-    experts: np.ndarray | None = None
-    kept: tuple[np.ndarray, ...] | None = None
 
 
 class Client:
@@ -132,10 +127,7 @@ class Client:
                 salted_cache="extra_key" in fields,
                 prefix_cache=not info["disable_radix_cache"],
                 bracketed_updates="/begin_weight_update" in described["paths"],
-                routed_experts="return_routed_experts" in fields and bool(info.get("enable_return_routed_experts")),
-                sampling_masks="return_sampling_mask" in fields,
                 fp32_head=bool(info.get("enable_fp32_lm_head")),
-                dtype=str(info["dtype"]),
                 tensor_parallel=int(info["tp_size"]),
             )
         except (KeyError, TypeError, ValueError) as error:

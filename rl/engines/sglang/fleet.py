@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -74,8 +74,12 @@ class Server:
 class Fleet:
     """Takes groups from the active `Book` and gives them to the servers with the fewest completions in progress."""
 
-    def __init__(self, servers: Sequence[Server], engine: SGLangEngineConfig, transfer: Transfer) -> None:
+    def __init__(
+        self, servers: Sequence[Server], engine: SGLangEngineConfig, transfer: Transfer, *, fp32_head: bool
+    ) -> None:
+        """fp32_head: the servers must compute their head in fp32."""
         self.servers = list(servers)
+        self._fp32_head = fp32_head
         self.version = 0
         self._engine, self._transfer = engine, transfer
         self._active: Book | None = None
@@ -120,17 +124,15 @@ class Fleet:
             await asyncio.gather(*give_up, return_exceptions=True)
             await self._change(_LAND_EVERY)
 
-    async def until(self, groups: Iterable[int], book: Book) -> bool:
-        """Wait until the groups are complete, then True; False as soon as a server needs the weights that it lacks.
-
-        Raises what keeps the groups from ever being complete."""
-        groups = list(groups)
-        while book.missing(groups):
+    async def until(self, groups: Sequence[int], book: Book, given_up: Callable[[], bool]) -> bool:
+        """Wait until the groups are complete, or until it is given up, then True; False as soon as a server needs the
+        weights that it lacks. Raises what keeps the groups from ever being complete."""
+        while book.missing(groups) and not given_up():
             if self._failure is not None:
                 raise self._failure
             if any(server.status == "stale" for server in self.servers):
                 return False
-            await self._change(None)
+            await self._change(_CHECK_EVERY)
         return True
 
     async def update(
@@ -275,7 +277,7 @@ class Fleet:
                 f"{server.url}: sglang {features.version} can't keep its prefix cache apart by weight version; start "
                 "it with --disable-radix-cache (engine.arguments=[--disable-radix-cache])"
             )
-        if self._engine.logits_precision == "fp32" and not features.fp32_head:
+        if self._fp32_head and not features.fp32_head:
             raise UserError(
                 f"{server.url} was started without --enable-fp32-lm-head, which recipe.logits_precision=fp32 needs"
             )

@@ -35,9 +35,11 @@ class SGLangGenerator(Generator):
     def __init__(self, config: RunConfig, model_path: Path, sampling: Sampling) -> None:
         """Starts the servers, or connects to them and gives them the weights in `model_path` as version 0. Raises
         UserError, with the server's own words, where one can't be had."""
+        super().__init__()
         engine = config.engine
         assert isinstance(engine, SGLangEngineConfig)
         self.devices = engine.n_servers * engine.tensor_parallel
+        self._sampling = sampling
         self._rollouts, self._evaluation = Book(sampling), Book(sampling)
         self._pending: tuple[str, tuple[Any, ...]] | None = None
         # Read again when a server that was started anew needs them: they are the trainer's own tensors, and it makes
@@ -96,19 +98,26 @@ class SGLangGenerator(Generator):
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    def _wait(self, groups: Sequence[int], book: Book) -> None:
-        while not self._call(self._fleet.until(groups, book)):
+    def _wait(self, groups: Sequence[int], book: Book, *, to_the_end: bool = False) -> None:
+        def given_up() -> bool:
+            return bool(self._abandoned.value) and not to_the_end
+
+        while not self._call(self._fleet.until(groups, book, given_up)):
             self._call(self._fleet.update(self._state, self._fleet.version, only_stale=True))
 
-    def _evaluate(self, requests: Sequence[Request], version: int) -> list[CompletedGroup]:
-        """All requests under the current weights. The rollouts in flight are landed before, and go on after it with
-        their keys and values computed again: so the evaluation has one version, and its clock and theirs are apart."""
+    def _evaluate(self, requests: Sequence[Request], version: int, to_the_end: bool) -> list[CompletedGroup]:
+        """All requests under the current weights; nothing where it is abandoned before `to_the_end`. The rollouts in
+        flight are landed before, and go on after it with their keys and values computed again: so the evaluation has
+        one version, and its clock and theirs are apart."""
         assert version == self._fleet.version, "the servers have other weights than are to be evaluated"
         self._call(self._fleet.land())
         self._call(self._submit(requests, self._evaluation))
         self._call(self._activate(self._evaluation))
-        self._wait([request.group for request in requests], self._evaluation)
+        self._wait([request.group for request in requests], self._evaluation, to_the_end=to_the_end)
         self._call(self._activate())
+        if self._evaluation.requests:  # abandoned
+            self._evaluation = Book(self._sampling)
+            return []
         groups = self._evaluation.take()
         mixed = [c for group in groups for c in group.completions if (c.versions != version).any()]
         assert not mixed, f"{len(mixed)} completions of the evaluation have tokens of other versions than {version}"
@@ -151,7 +160,7 @@ async def _make_fleet(config: RunConfig, engine: SGLangEngineConfig, processes: 
         servers = [Server(Client(url, engine.concurrency), None) for url in engine.urls]
     else:
         servers = [Server(Client(f"http://{engine.host}:{p.port}", engine.concurrency), p) for p in processes]
-    return Fleet(servers, engine, _make_transfer(config, engine))
+    return Fleet(servers, engine, _make_transfer(config, engine), fp32_head=config.recipe.logits_precision == "fp32")
 
 
 def _make_transfer(config: RunConfig, engine: SGLangEngineConfig) -> Transfer:

@@ -105,10 +105,8 @@ def _arguments(config: RunConfig, engine: SGLangEngineConfig, model_path: Path, 
         arguments += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--sleep-on-idle"]
     else:
         arguments += ["--base-gpu-id", str(engine.first_gpu + number * engine.tensor_parallel)]
-    if engine.logits_precision == "fp32":
+    if config.recipe.logits_precision == "fp32":
         arguments.append("--enable-fp32-lm-head")
-    if config.recipe.router_replay == "r3":
-        arguments.append("--enable-return-routed-experts")
     return arguments + list(engine.arguments)
 
 

@@ -245,9 +245,8 @@ async def _together(parts: Sequence[Awaitable[None]]) -> None:
 
 
 def _whole(tensor: Tensor, dtype: torch.dtype, device: str) -> Tensor:
-    """One parameter as it is sent; of a sharded one all of it, and no other at the same time."""
-    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # pyright: ignore
-    return whole.detach().to(device=device, dtype=dtype).contiguous()
+    """One parameter as it is sent."""
+    return tensor.detach().to(device=device, dtype=dtype).contiguous()
 
 
 def _buckets(state: Mapping[str, Tensor], dtype: torch.dtype, size: int) -> Iterator[list[str]]:

@@ -107,7 +107,7 @@ def test_an_evaluation_has_one_version_and_the_rollouts_go_on_after_it(make_gene
     generator.call("submit", rollouts)
     time.sleep(0.5)
     generator.update_weights(weights(models["second"]), 1)
-    outcome = generator.call("evaluate", requests(3, 2), 1)
+    outcome = generator.call("evaluate", requests(3, 2), 1, False)
     assert [group.group for group in outcome.groups] == [0, 1, 2]
     assert all((c.versions == 1).all() for group in outcome.groups for c in group.completions)
     decoded = outcome.work.decode_tokens
