@@ -42,3 +42,5 @@ def test_arrows_between_the_folders():
                 if len(words) > 1 and words[0] in ("from", "import") and words[1].startswith("scalerl."):
                     target = words[1].split(".")[1]
                     assert target in allowed.get(folder, {folder}), f"{source.relative_to(ROOT)}: {line.strip()}"
+                    if (folder, target) == ("sweeps", "rl"):
+                        assert words[1] in ("scalerl.rl.config", "scalerl.rl.errors"), line
