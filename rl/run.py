@@ -123,7 +123,7 @@ class Run:
         self._window_open = False
         self._bad_steps = 0
         self._saved_at = 0
-        self._work = Work()
+        self._work, self._eval_work = Work(), Work()
         self._clock = _Clock()
         self._stop.on_request = self.generator.abandon
         if self._stop.requested:
@@ -276,13 +276,13 @@ class Run:
         self._sync()
         for number in range(len(self.evaluator.sets)):
             start, step = time.perf_counter(), self.ledger.step
-            before = self.generator.call("submit", []).eval_work
             requests = self.evaluator.requests(number, step)
             outcome = self.generator.call("evaluate", requests, self.ledger.version, to_the_end)
             if not outcome.groups:
                 return False
             rows = self.evaluator.rows(number, step, outcome.groups)
-            flops = self._flops(outcome.eval_work) - self._flops(before)
+            flops = self._flops(outcome.eval_work) - self._flops(self._eval_work)
+            self._eval_work = outcome.eval_work
             self.ledger.add_evaluation(time.perf_counter() - start, flops)
             for row, prompts in rows:
                 row = {"set": row.pop("set"), **self.ledger.axes(), **row}
@@ -354,7 +354,8 @@ class Run:
         self.generator.update_weights(self.trainer.weights(), self.ledger.version)
         self.generator_version = self.ledger.version
         self._saved_at = self.ledger.step
-        self._work = self.generator.call("load", state["generator"]).work
+        loaded = self.generator.call("load", state["generator"])
+        self._work, self._eval_work = loaded.work, loaded.eval_work
         if self.config.steps != state["config"]["steps"]:
             self.schedule.end, self._ended = self.config.steps * self.schedule.prompts_per_batch, None
 
