@@ -93,15 +93,15 @@ def test_arms_are_ordinary_runs(finished: tuple[Path, Plan]):
     assert base[0] == loss[0] and base != loss  # the same policy at the start
 
 
+class Nothing:
+    jobs = 1
+
+    def start(self, order: Order) -> LocalJob:
+        raise AssertionError("nothing is left to start")
+
+
 def test_a_finished_study_runs_nothing_again(finished: tuple[Path, Plan]):
     study, plan = finished
-
-    class Nothing:
-        jobs = 1
-
-        def start(self, order: Order) -> LocalJob:
-            raise AssertionError("nothing is left to start")
-
     assert set(statuses(run_study(study, plan, Nothing())).values()) == {"done"}
 
 
@@ -137,6 +137,24 @@ def test_a_full_disk_is_told_in_one_line_and_the_study_goes_on_once_there_is_roo
     assert "Traceback" not in member.order.log.read_text()
     assert statuses(run_study(tmp_path / "study", plan, Local(1))) == {"base": "done"}
     assert evaluations(member.order.run) == evaluations(whole / member.order.run.relative_to(tmp_path / "study"))
+
+
+class Hopeless(EarlyStop):
+    """Sure of itself from the fourth step on."""
+
+    def reason(self, base: Path, arm: Path) -> str | None:
+        return "ended early: hopeless" if run_state(arm).step >= 4 else None
+
+
+def test_an_arm_that_is_ended_early_stays_ended(finished: tuple[Path, Plan], tmp_path: Path):
+    whole, plan = finished
+    study, plan = tmp_path / "study", replace(plan, arms=plan.arms[:2])
+    write_plan(study, plan)
+    members = run_study(study, plan, Local(2), early_stop=Hopeless(0.99, "flops"))
+    assert statuses(members) == {"base": "done", "loss=dapo": "stopped"}
+    assert members[1].words == ["ended early: hopeless"] and members[1].step < 16
+    assert evaluations(members[0].order.run) == evaluations(whole / plan.run_folder(plan.arms[0], 0))
+    assert statuses(run_study(study, plan, Nothing())) == statuses(members)
 
 
 @pytest.mark.slow
