@@ -26,6 +26,8 @@ SMALL = [
     "eval.n_prompts=6",
     "eval.n_samples=2",
     "eval.every=4",
+    "trainer.lr=1.2e-4",
+    "trainer.warmup_steps=5",
     "trainer.save_every=2",
     "steps=14",
 ]
