@@ -58,12 +58,13 @@ def _absent_kernels() -> types.ModuleType:
 
 
 def main(arguments: list[str]) -> None:
-    threading.Thread(target=end_with_parent, daemon=True).start()
     run_server: Any = importlib.import_module("sglang.launch_server").run_server
     prepare: Any = importlib.import_module("sglang.srt.server_args").prepare_server_args
     run_server(prepare(arguments))
 
 
+if __name__ == "__main__":  # first, since what follows may take a minute to import
+    threading.Thread(target=end_with_parent, daemon=True).start()
 if "cpu" in sys.argv:  # in the server's spawned children too, which import this file again
     prepare_cpu()
 if __name__ == "__main__":
