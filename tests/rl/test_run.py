@@ -106,10 +106,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(cache, tmp_path, monkeypatch,
     step = {"before the first checkpoint": 2, "after one": 7, "in an evaluation": 8}[stop]
     original = Run._evaluate if stop == "in an evaluation" else Run._update
 
-    def kill(self, *args):
+    def kill(self, *args, **kwargs):
         if self.ledger.step == step:
             raise Killed
-        return original(self, *args)
+        return original(self, *args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(Run, original.__name__, kill)
