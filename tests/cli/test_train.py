@@ -48,7 +48,7 @@ def test_a_smoke_run_and_its_resume(tmp_path):
         (["--run-dir", "exists"], "error: run folder exists exists already"),
         (["--run-dir", "file/run"], "error: run folder file/run can't be made"),
         (["--resume", "exists"], "error: exists is no run folder: it has no config.json"),
-        (["--resume", "exists", "seed=1"], "error: --resume goes on under the run's own configuration"),
+        (["--resume", "exists", "--dry-run"], "error: --resume takes overrides and --allow-change only"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(tmp_path, arguments, message):
