@@ -126,7 +126,7 @@ def test_an_abort_from_outside_costs_nothing(make_generator, server):
 def test_killed_and_stopped_servers_are_started_again(models, tmp_path, transfer, capsys):
     """kill -9 and SIGSTOP while completions are in progress: each group is complete once, and under the current
     weights; closing leaves no process."""
-    overrides = (f"engine.transfer={transfer}", "engine.stall_limit=8")
+    overrides = (f"engine.transfer={transfer}", "engine.stall_limit=20")
     generator = SGLangGenerator(make_config(tmp_path / "run", models["first"], *overrides), models["first"], LONG)
     (server,) = generator._fleet.servers
     second = dict(AutoModelForCausalLM.from_pretrained(models["second"], dtype=torch.float32).named_parameters())
