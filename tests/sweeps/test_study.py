@@ -140,10 +140,10 @@ def test_a_full_disk_is_told_in_one_line_and_the_study_goes_on_once_there_is_roo
 
 
 class Hopeless(EarlyStop):
-    """Sure of itself from the fourth step on."""
+    """Sure of itself as soon as there is a run."""
 
     def reason(self, base: Path, arm: Path) -> str | None:
-        return "ended early: hopeless" if run_state(arm).step >= 4 else None
+        return "ended early: hopeless" if run_state(arm).state == "begun" else None
 
 
 def test_an_arm_that_is_ended_early_stays_ended(finished: tuple[Path, Plan], tmp_path: Path):
