@@ -73,7 +73,7 @@ def make_config(run_dir: Path, model: Path, *overrides: str) -> RunConfig:
     ).config
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server on the model `first`, which the tests reach by its URL; each gives it its own weights first."""
     if not PYTHON.is_file():
@@ -97,7 +97,7 @@ async def _ready(process: ServerProcess) -> None:
 def make_generator(
     server: ServerProcess, models: dict[str, Path], tmp_path: Path
 ) -> Iterator[Callable[..., SGLangGenerator]]:
-    """Generators on the session's server, with the model `first` as version 0; closed after the test."""
+    """Generators on the module's server, with the model `first` as version 0; closed after the test."""
     made: list[SGLangGenerator] = []
 
     def make(sampling: Sampling, *overrides: str, model: str = "first") -> SGLangGenerator:
