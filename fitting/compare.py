@@ -18,7 +18,7 @@ from scalerl.fitting.result import FitResult, Pair
 MARGIN = 0.02  # runs within it of the highest A are tied (three seeds of the paper differed by about that)
 RUN_SD = 0.01  # run-to-run sd where no seeds tell (after the paper's +-0.015)
 DRAWS = 10_000
-_ONE_SD = 0.6827
+ONE_SD = 0.6827  # level of an interval whose ends lie one sd away
 
 
 Options = Mapping[str, Any]  # of `fit`
@@ -187,9 +187,14 @@ def draws_at(
 ) -> Floats:
     """Values of one run (compute, pass rate) at the target, [draws]: a two-piece normal whose sds are the distances to
     the 68 % profile ends, plus the run-to-run sd. The run's fit must give parameters."""
-    value, low, high = fit(*curve, **{**options, "level": _ONE_SD}).predict(goal)
+    value, low, high = fit(*curve, **{**options, "level": ONE_SD}).predict(goal)
+    return two_piece(value, low, high, run_sd, draws, np.random.default_rng(seed))
+
+
+def two_piece(value: float, low: float, high: float, run_sd: float, draws: int, rng: np.random.Generator) -> Floats:
+    """[draws] of a two-piece normal about `value` whose sds are the distances to `low` and `high` (68 % profile ends),
+    plus the run-to-run sd."""
     below, above = max(value - low, 1e-12), max(high - value, 1e-12)
-    rng = np.random.default_rng(seed)
     z = np.abs(rng.standard_normal(draws))
     down = rng.random(draws) < below / (below + above)
     return value + np.where(down, -below, above) * z + run_sd * rng.standard_normal(draws)

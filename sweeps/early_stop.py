@@ -9,12 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalerl.fitting import fit, read_runs
-from scalerl.fitting.compare import DRAWS, RUN_SD
+from scalerl.fitting.compare import DRAWS, ONE_SD, RUN_SD, two_piece
 from scalerl.fitting.errors import InputError
-from scalerl.fitting.result import FitResult
 
-_ONE_SD = 0.6827
-
+Interval = tuple[float, float, float]  # value, low, high
 Points = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
@@ -39,12 +37,12 @@ class EarlyStop:
         if self._seen.get(arm) == len(a_x):
             return None
         self._seen[arm] = len(a_x)
-        ours, theirs = fit(a_x, a_y, level=_ONE_SD), fit(b_x, b_y, level=_ONE_SD)
+        ours, theirs = fit(a_x, a_y, level=ONE_SD), fit(b_x, b_y, level=ONE_SD)
         if ours.A is None or theirs.A is None or ours.A_interval is None or theirs.A_interval is None:
             return None
         target = self.target or 2 * float(b_x[-1])
         rng = np.random.default_rng(0)
-        at_target = _below(_at(ours, target), _at(theirs, target), rng)
+        at_target = _below(ours.predict(target), theirs.predict(target), rng)
         ceiling = _below((ours.A, *ours.A_interval), (theirs.A, *theirs.A_interval), rng)
         if min(at_target, ceiling) <= self.threshold:
             return None
@@ -58,17 +56,7 @@ class EarlyStop:
         return found.compute, found.pass_rate
 
 
-def _at(result: FitResult, target: float) -> tuple[float, float, float]:
-    return result.predict(target)
-
-
-def _below(ours: tuple[float, float, float], theirs: tuple[float, float, float], rng: np.random.Generator) -> float:
-    """Share of draws in which ours is lower: two-piece normals with the distances to the 68 % ends as sds, and the
-    run-to-run sd on each."""
-    draws = []
-    for value, low, high in (ours, theirs):
-        down, up = max(value - low, 1e-12), max(high - value, 1e-12)
-        z = np.abs(rng.standard_normal(DRAWS))
-        side = np.where(rng.random(DRAWS) < down / (down + up), -down, up)
-        draws.append(value + side * z + RUN_SD * rng.standard_normal(DRAWS))
-    return float(np.mean(draws[0] < draws[1]))
+def _below(ours: Interval, theirs: Interval, rng: np.random.Generator) -> float:
+    """Share of draws in which ours is lower."""
+    lower, upper = (two_piece(*interval, RUN_SD, DRAWS, rng) for interval in (ours, theirs))
+    return float(np.mean(lower < upper))
