@@ -14,7 +14,7 @@ from typing import Any
 
 from scalerl.rl.config import CodeTask
 from scalerl.rl.tasks import final_part, unparsed
-from scalerl.rl.tasks.dataset import load_dataset, put
+from scalerl.rl.tasks.dataset import DatasetTask, load_dataset, put
 from scalerl.rl.tasks.sandbox import Sandbox
 from scalerl.rl.types import Prompt, Verdict
 
@@ -29,7 +29,7 @@ class Tests:
     calls: tuple[tuple[str, Any], ...]
 
 
-class Code:
+class Code(DatasetTask):
     """The solution of a completion is its last fenced block after the thinking, Python; it is correct if it passes
     every test of the prompt (the first `max_tests` where there are more). A completion without a block is not correct
     and `unparsed`. Where the sandbox can't be set up the verdict is a verifier's error."""
@@ -40,15 +40,6 @@ class Code:
         self._sandbox = Sandbox(seconds=config.time_limit, memory=config.memory)
         self._sandbox.check()
         self._data = load_dataset(config.data, put(config.asking, name), check_answer=read_tests)
-
-    def train_prompts(self) -> Sequence[Prompt]:
-        return self._data.train
-
-    def held_out_prompts(self) -> Sequence[Prompt]:
-        return self._data.held_out()
-
-    def extra_prompts(self, name: str) -> Sequence[Prompt]:
-        return self._data.extra(self.name, name)
 
     def verify(self, prompt: Prompt, completion: str) -> bool:
         (verdict,) = self.verify_batch([(prompt, completion)])

@@ -77,6 +77,22 @@ class Dataset:
         return self.evaluation[name]
 
 
+class DatasetTask:
+    """The prompts' side of a task whose prompts are a data set."""
+
+    name: str
+    _data: Dataset
+
+    def train_prompts(self) -> Sequence[Prompt]:
+        return self._data.train
+
+    def held_out_prompts(self) -> Sequence[Prompt]:
+        return self._data.held_out()
+
+    def extra_prompts(self, name: str) -> Sequence[Prompt]:
+        return self._data.extra(self.name, name)
+
+
 def load_dataset(
     data: Data, make: MakePrompt, check_answer: CheckAnswer | None = None, train: PromptFile | None = None
 ) -> Dataset:

@@ -9,13 +9,13 @@ from scalerl.rl.config import MathTask
 from scalerl.rl.errors import UserError
 from scalerl.rl.tasks import final_part, unparsed
 from scalerl.rl.tasks.boxes import last_box
-from scalerl.rl.tasks.dataset import load_dataset, put
+from scalerl.rl.tasks.dataset import DatasetTask, load_dataset, put
 from scalerl.rl.tasks.math_verifier import same_answer
 from scalerl.rl.tasks.timed_pool import Failed, TimedPool
 from scalerl.rl.types import Prompt, Verdict
 
 
-class Math:
+class Math(DatasetTask):
     """The answer of a completion is its last closed box after the thinking; math-verify compares it to the data set's.
 
     A completion without a box is not correct and `unparsed`. One whose comparison fails or takes longer than
@@ -28,15 +28,6 @@ class Math:
         self._reward = config.reward
         self._data = load_dataset(config.data, put(config.asking, name))
         self._pool = TimedPool(same_answer, workers=config.workers, seconds=config.time_limit, preload=["math_verify"])
-
-    def train_prompts(self) -> Sequence[Prompt]:
-        return self._data.train
-
-    def held_out_prompts(self) -> Sequence[Prompt]:
-        return self._data.held_out()
-
-    def extra_prompts(self, name: str) -> Sequence[Prompt]:
-        return self._data.extra(self.name, name)
 
     def verify(self, prompt: Prompt, completion: str) -> bool:
         (verdict,) = self.verify_batch([(prompt, completion)])

@@ -11,13 +11,13 @@ from types import ModuleType
 from scalerl.rl.config import Data
 from scalerl.rl.config import PythonTask as Config
 from scalerl.rl.errors import UserError
-from scalerl.rl.tasks.dataset import load_dataset, put
+from scalerl.rl.tasks.dataset import DatasetTask, load_dataset, put
 from scalerl.rl.tasks.prompt_files import prompt_file_of
 from scalerl.rl.tasks.timed_pool import Failed, TimedPool
 from scalerl.rl.types import Prompt, Verdict
 
 
-class PythonTask:
+class PythonTask(DatasetTask):
     """`prompts()` gives dicts with `prompt` and `answer`; `verify(completion, answer)` says True or False. It is called
     in processes of its own, and one that raises, dies, answers otherwise or takes too long is a verifier's error."""
 
@@ -41,15 +41,6 @@ class PythonTask:
         )
         self._data = load_dataset(data, put(config.asking, name), train=rows)
         self._pool = TimedPool(call_verify, workers=config.workers, seconds=config.time_limit)
-
-    def train_prompts(self) -> Sequence[Prompt]:
-        return self._data.train
-
-    def held_out_prompts(self) -> Sequence[Prompt]:
-        return self._data.held_out()
-
-    def extra_prompts(self, name: str) -> Sequence[Prompt]:
-        return self._data.extra(self.name, name)
 
     def verify(self, prompt: Prompt, completion: str) -> bool:
         return call_verify(self._module, completion, prompt.answer)
