@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from scalerl.rl.recipe import Count, NonNegative, Off, Positive, Recipe, Share, Strict
 
 DType = Literal["float32", "bfloat16"]
+
+
+def _device(name: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"cpu, cuda, or one GPU such as cuda:1, and not {name}")
+    return name
+
+
+Device = Annotated[str, AfterValidator(_device)]
 
 
 class Architecture(Strict):
@@ -208,7 +218,7 @@ class TorchEngineConfig(Strict):
     ticks_per_step: Count
     process: Literal["beside", "inline"]
     threads: Count
-    device: str
+    device: Device
     logits_precision: Literal["fp32", "model"] | None
 
     @property
@@ -282,7 +292,7 @@ class Trainer(Strict):
     logprob_chunk: Count  # tokens whose logits are in memory at once
     activation_checkpointing: bool
     threads: Count
-    device: str
+    device: Device
     save_every: Annotated[int, Field(ge=0)]  # 0: only at the end
     keep_checkpoints: Count
     max_bad_steps: Count

@@ -31,7 +31,7 @@ from scalerl.rl.runlog import RunLog, create_run_dir, read_config
 from scalerl.rl.sampler import build_sampler
 from scalerl.rl.schedule import build_schedule
 from scalerl.rl.scoring import Unscored, score
-from scalerl.rl.sharding import join_world, launched
+from scalerl.rl.sharding import join_world, launched, require_device
 from scalerl.rl.tasks import DemonstratedTask, Task, build_task
 from scalerl.rl.trainer import NonFinite, Prepared, Trainer, follow
 from scalerl.rl.types import CompletedGroup, Prompt, ScoredGroup
@@ -100,6 +100,9 @@ class Run:
     def __init__(self, config: RunConfig, path: Path, stop: Stop | None = None) -> None:
         torch.set_num_threads(config.trainer.threads)
         self.config, self.path, self._stop = config, path, stop or Stop()
+        require_device("trainer.device", config.trainer.device)
+        if config.engine.kind == "torch":
+            require_device("engine.device", config.engine.device)
         self.task = build_task(config.task)
         model_path = model_folder(config, self.task)
         self.tokenizer = load_tokenizer(model_path)

@@ -19,6 +19,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
+from scalerl.rl.errors import UserError
+
 # Ranks wait on the control group while rank 0 generates, which may take as long as it likes: a rank that dies breaks
 # the connection, and torchrun ends the others.
 _PATIENCE = timedelta(days=30)
@@ -73,6 +75,15 @@ def join_world(device: str) -> World:
 def local_device(device: str) -> torch.device:
     """The device of this rank: `cuda` is the GPU with the rank's local number."""
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if device == "cuda" else torch.device(device)
+
+
+def require_device(key: str, device: str) -> None:
+    """Raises UserError where `device`, the value of the option `key`, can't be had."""
+    if device == "cpu":
+        return
+    n = torch.cuda.device_count()
+    if local_device(device).index >= n:
+        raise UserError(f"{key}={device}: torch sees {n} GPUs here (counted from 0); {key}=cpu does without")
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:

@@ -75,6 +75,7 @@ def test_a_hugging_face_model_needs_its_path():
         ("engine.logits_precision=model", r"set both alike"),
         ("recipe.mismatch_correction=tis_token", r"corrects twice"),
         ("recipe.sampling.top_p=0.9", r"sampling_mask=keep"),
+        ("trainer.device=gpu", r"trainer\.device: cpu, cuda, or one GPU such as cuda:1, and not gpu"),
         ("recipe.offpolicy_sequence_mask=-1", r"recipe\.offpolicy_sequence_mask=-1"),
     ],
 )

@@ -45,6 +45,8 @@ def test_a_smoke_run_and_its_resume(tmp_path):
         (["recipe.los=cispo"], "error: no key 'recipe.los'; did you mean 'recipe.loss'?"),
         (["recipe.zero_variance=drip"], "error: recipe.zero_variance=drip; did you mean 'drop'?; one of drop, keep"),
         (["model=hf", "model.path=nowhere"], "error: model.path=nowhere is no folder"),
+        (["trainer.device=cuda:99"], "error: trainer.device=cuda:99: torch sees"),
+        (["engine.device=cuda:99"], "error: engine.device=cuda:99: torch sees"),
         (["--run-dir", "exists"], "error: run folder exists exists already"),
         (["--run-dir", "file/run"], "error: run folder file/run can't be made"),
         (["--resume", "exists"], "error: exists is no run folder: it has no config.json"),
