@@ -13,13 +13,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import start_processes
 
 from scalerl.rl import entropy_control
 from scalerl.rl.batch import assemble, tokens_of
 from scalerl.rl.metrics import Metrics
 from scalerl.rl.mismatch import mismatch_metrics
 from scalerl.rl.objective import objective
+from tests.rl.ranks import on_ranks
 
 V = 5
 LOSSES = ("cispo", "dapo", "grpo", "gspo", "reinforce")
@@ -237,6 +237,4 @@ def test_ranks_that_sum_their_gradients(groups, make_recipe, tmp_path):
     recipe = make_recipe(loss="gspo", kl="k3_as_loss", kl_params={"importance_weighted": True, "beta": 0.1})
     rows = assemble(groups, recipe).rows
     _, expected, metrics = gradient(rows, Policies(), recipe)
-    start_processes(
-        _rank, args=(str(tmp_path / "store"), rows, recipe, expected, metrics), nprocs=3, start_method="fork"
-    )
+    on_ranks(3, _rank, str(tmp_path / "store"), rows, recipe, expected, metrics)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import start_processes
 
 from scalerl.cli.compose import compose
 from scalerl.rl.checkpoint import read_tensors
@@ -24,6 +23,7 @@ from scalerl.rl.models.builtin import build_model
 from scalerl.rl.models.tokenizer import character_tokenizer
 from scalerl.rl.sharding import collective, join_world, whole
 from scalerl.rl.trainer import NonFinite, Trainer, follow
+from tests.rl.ranks import on_ranks
 from tests.rl.small_run import SMALL, rows
 
 STEPS = 5
@@ -120,8 +120,7 @@ def test_ranks_equal_one_process(size, overrides, folder, groups, tmp_path):
     one.save(tmp_path / "1").result()
     one.update(one.prepare(groups, version=STEPS), STEPS)
     expected = (*expected, {name: w.clone() for name, w in one.weights().items()})
-    arguments = (size, str(tmp_path / "store"), wanted, folder, groups, expected, tmp_path)
-    start_processes(_rank, args=arguments, nprocs=size, start_method="fork")
+    on_ranks(size, _rank, size, str(tmp_path / "store"), wanted, folder, groups, expected, tmp_path)
     again = Probe(wanted, folder)  # one process takes up what the ranks wrote
     again._updates = STEPS
     tensors = {f"model.{name}": torch.zeros_like(w) for name, w in again.weights().items()}
@@ -146,8 +145,7 @@ def _not_finite(rank, store, config, folder, groups):
 
 def test_a_rank_whose_gradient_is_not_finite_stops_the_step_on_all(folder, groups, tmp_path):
     wanted = config(folder, "recipe.loss=dapo", "recipe.loss_params.dapo.eps_high=1e30")
-    arguments = (str(tmp_path / "store"), wanted, folder, groups)
-    start_processes(_not_finite, args=arguments, nprocs=2, start_method="fork")
+    on_ranks(2, _not_finite, str(tmp_path / "store"), wanted, folder, groups)
 
 
 def _row(tokens) -> Any:
