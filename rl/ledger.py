@@ -29,7 +29,8 @@ class Ledger:
     """Cumulative through the run and its resumes. Hours are wall hours times devices; on a CPU a process is a device.
 
     train_tokens: put through backward, prompts included. samples: completions of the trained batches. device_hours:
-    training alone, idle time included; evaluation, checkpoints and the work lost to a crash stand apart."""
+    training alone, idle time and the moving of weights to the generator included; evaluation, checkpoints and the work
+    lost to a crash stand apart. sync_hours: wall time in which weights moved, on which both sides are idle."""
 
     devices: int
     step: int = 0
@@ -48,6 +49,7 @@ class Ledger:
     generator_busy_hours: float = 0.0
     trainer_busy_hours: float = 0.0
     training_hours: float = 0.0
+    sync_hours: float = 0.0
 
     @property
     def hours(self) -> float:
@@ -61,6 +63,7 @@ class Ledger:
         "wasted_device_hours",
         "generator_idle",
         "trainer_idle",
+        "weight_sync",
     )
 
     def add_training(self, wall: float, generator_busy: float, trainer_busy: float) -> None:
@@ -70,6 +73,11 @@ class Ledger:
         self.generator_busy_hours += generator_busy / 3600
         self.trainer_busy_hours += trainer_busy / 3600
 
+    def add_sync(self, wall: float) -> None:
+        """Seconds in which new weights went to the generator."""
+        self.add_training(wall, 0.0, 0.0)
+        self.sync_hours += wall / 3600
+
     def add_evaluation(self, wall: float, flops: float) -> None:
         self.eval_device_hours += wall * self.devices / 3600
         self.eval_flops += flops
@@ -78,7 +86,8 @@ class Ledger:
         self.checkpoint_device_hours += wall * self.devices / 3600
 
     def axes(self) -> dict[str, Any]:
-        """The compute columns of an evaluation row. Idle shares are of the wall time of training so far."""
+        """The compute columns of an evaluation row. Idle shares and `weight_sync`, their common part, are of the wall
+        time of training so far."""
         hours = max(self.training_hours, 1e-12)
         return {
             "step": self.step,
@@ -94,6 +103,7 @@ class Ledger:
             "wasted_device_hours": self.wasted_device_hours,
             "generator_idle": max(0.0, 1 - self.generator_busy_hours / hours),
             "trainer_idle": max(0.0, 1 - self.trainer_busy_hours / hours),
+            "weight_sync": self.sync_hours / hours,
         }
 
     def state_dict(self) -> dict[str, Any]:

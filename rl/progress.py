@@ -15,7 +15,7 @@ _PLAIN_EVERY = 10.0  # seconds between plain lines
 
 
 class Progress:
-    """Shows step, pass rate, reward, entropy, lag, truncation, tokens/s and the time left."""
+    """Shows step, pass rate, reward, entropy, lag, truncation, tokens/s, idle shares so far and the time left."""
 
     def __init__(self, steps: int, first_step: int = 0) -> None:
         self._steps, self._first = steps, first_step
@@ -71,6 +71,7 @@ class Progress:
             "lag": _number(row.get("lag_mean"), ".1f"),
             "truncated": _number(row.get("truncation_rate"), ".1%"),
             "tokens/s": _number(row.get("tokens_per_second"), ",.0f"),
+            "idle": f"generator {row['generator_idle']:.0%} trainer {row['trainer_idle']:.0%}",
             "left": f"{int(left // 60)}:{int(left % 60):02d}",
         }
 

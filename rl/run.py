@@ -212,7 +212,9 @@ class Run:
                         # These weights are gone after the round's next batch, and no checkpoint is taken within one.
                         self._evaluate(to_the_end=True)
                         self._clock.restart()
+        start = time.perf_counter()
         self._sync()
+        self.ledger.add_sync(time.perf_counter() - start)
 
     def _update(self, prepared: Prepared) -> dict[str, Any]:
         """One optimiser step, or none where nothing survived or the gradient is not finite."""
@@ -276,9 +278,9 @@ class Run:
     def _evaluate(self, *, to_the_end: bool = False) -> bool:
         """Evaluate the current weights on every set, apart from the training clock; False where a signal cut it short,
         which `to_the_end` rules out."""
+        start, step = time.perf_counter(), self.ledger.step
         self._sync()
         for number in range(len(self.evaluator.sets)):
-            start, step = time.perf_counter(), self.ledger.step
             requests = self.evaluator.requests(number, step)
             outcome = self.generator.call("evaluate", requests, self.ledger.version, to_the_end)
             if not outcome.groups:
@@ -287,6 +289,7 @@ class Run:
             flops = self._flops(outcome.eval_work) - self._flops(self._eval_work)
             self._eval_work = outcome.eval_work
             self.ledger.add_evaluation(time.perf_counter() - start, flops)
+            start = time.perf_counter()
             for row, prompts in rows:
                 row = {"set": row.pop("set"), **self.ledger.axes(), **row}
                 self.log.evaluation(row, prompts)

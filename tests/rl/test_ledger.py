@@ -23,7 +23,18 @@ def test_hours_are_wall_hours_times_devices_and_evaluation_stands_apart():
     assert axes["checkpoint_device_hours"] == pytest.approx(0.02)
     assert axes["generator_idle"] == pytest.approx(0.25)
     assert axes["trainer_idle"] == pytest.approx(0.5)
-    assert axes["flops"] == 0.0
+    assert axes["flops"] == 0.0 and axes["weight_sync"] == 0.0
+
+
+def test_weights_move_on_the_training_clock_while_both_sides_idle():
+    ledger = Ledger(devices=2)
+    ledger.add_training(wall=2700, generator_busy=2700, trainer_busy=1350)
+    ledger.add_sync(900)
+    axes = ledger.axes()
+    assert axes["device_hours"] == pytest.approx(2.0)
+    assert axes["weight_sync"] == pytest.approx(0.25)
+    assert axes["generator_idle"] == pytest.approx(0.25)
+    assert axes["trainer_idle"] == pytest.approx(0.625)
 
 
 def test_state_round_trip():
