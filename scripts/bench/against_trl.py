@@ -37,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 TICK = os.sysconf("SC_CLK_TCK")
 VOCABULARY = 32_768
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "14m": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8, "num_attention_heads": 4},
     "22m": {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6},
 }

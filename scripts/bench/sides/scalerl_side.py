@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from scalerl.rl.config import RunConfig
 from scalerl.rl.run import Run
@@ -61,8 +61,8 @@ class Turns:
 def main() -> None:
     config = RunConfig.model_validate_json(Path(sys.argv[1]).read_text())
     run = Run(config, create_run_dir(config, {}))
-    turns = Turns(run)
-    run.log.training_step, run.log.evaluation = turns.step, turns.evaluation
+    turns, log = Turns(run), cast(Any, run.log)
+    log.training_step, log.evaluation = turns.step, turns.evaluation
     turns.answer({})
     turns.wait()
     run.train()
