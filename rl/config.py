@@ -92,6 +92,7 @@ class AdditionTask(Strict):
     max_digits: Annotated[int, Field(ge=1, le=17)]  # operands one digit longer still fit into 64 bits
     n_train: Count
     seed: int
+    wrong_keys: Annotated[float, Field(ge=0, le=0.5)]
     demonstrations: Demonstrations
 
     @model_validator(mode="after")

@@ -28,7 +28,9 @@ class Addition:
     each equally likely, so that completions differ in length.
 
     The demonstrations are faulty in a way that RL can mend: a share never propagates the carry (a policy that imitates
-    a mixture does either), and column sums are off by one now and then. The answer always follows from the columns."""
+    a mixture does either), and column sums are off by one now and then. The answer always follows from the columns.
+
+    As in data sets at large, a share of the answer keys is wrong: a bound of the pass rate that is known."""
 
     name = "addition"
 
@@ -99,7 +101,17 @@ class Addition:
                 found.setdefault((a, b), None)
             if len(found) == n:
                 break
-        return tuple(Prompt(f"{a}+{b}", _question(a, b), str(a + b), self.name) for a, b in found)
+        return tuple(
+            Prompt(f"{a}+{b}", _question(a, b), key, self.name)
+            for (a, b), key in zip(found, self._keys([str(a + b) for a, b in found]), strict=True)
+        )
+
+    def _keys(self, sums: list[str]) -> list[str]:
+        """The answers to check against: of any first n prompts the share `wrong_keys`, to within one, has the sum of
+        the prompt before, which no policy finds."""
+        share = self._config.wrong_keys
+        wrong = [int((i + 1) * share) > int(i * share) for i in range(len(sums))]
+        return [sums[i - 1] if wrong[i] else sums[i] for i in range(len(sums))]
 
 
 def _question(a: int, b: int) -> str:

@@ -15,7 +15,8 @@ from scalerl.rl.types import Prompt
 
 
 def make(no_carry: float = 0.7, slip: float = 0.08, **overrides) -> Addition:
-    values = {"kind": "addition", "min_digits": 4, "max_digits": 7, "n_train": 500, "seed": 0} | overrides
+    values = {"kind": "addition", "min_digits": 4, "max_digits": 7, "n_train": 500, "seed": 0, "wrong_keys": 0.0}
+    values |= overrides
     return Addition(AdditionTask(**values, demonstrations=Demonstrations(no_carry=no_carry, slip=slip)))
 
 
@@ -27,6 +28,19 @@ def test_train_and_held_out_are_disjoint_and_their_answers_right():
     for prompt in [*train, *held_out]:
         a, b = map(int, prompt.id.split("+"))
         assert prompt.answer == str(a + b)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25])
+def test_any_first_prompts_have_the_share_of_wrong_keys(share):
+    right, task = make(), make(wrong_keys=share)
+    for name in ("train_prompts", "held_out_prompts"):
+        prompts = getattr(task, name)()
+        assert [p.id for p in prompts] == [p.id for p in getattr(right, name)()]
+        wrong = np.cumsum([p.answer != str(sum(map(int, p.id.split("+")))) for p in prompts])
+        assert np.abs(wrong - share * np.arange(1, len(wrong) + 1)).max() <= 1
+    wrong = next(p for p in prompts if p.answer != str(sum(map(int, p.id.split("+")))))
+    a, b = map(int, wrong.id.split("+"))
+    assert not task.verify(wrong, work(a, b, carries=True, errors=[0] * 7))
 
 
 @pytest.mark.parametrize("name,held", [("train_prompts", False), ("held_out_prompts", True)])
