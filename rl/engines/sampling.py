@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from scalerl.rl.types import Sampling
 
 TOKEN_STREAM, AUX_STREAM = 0, 1
+BLOCK = 256  # tokens of the vocabulary whose probabilities are added up before a draw looks at each of them
 
 
 class Drawn(NamedTuple):
@@ -61,26 +63,38 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling, aux_un
         kept = kept_mask(full, sampling.top_p, sampling.top_k)
         drawn_from = full.masked_fill(~kept, -torch.inf).log_softmax(-1)
     probs = drawn_from.exp()
-    cdf = probs.cumsum(-1, dtype=torch.float64)
-    if not torch.isfinite(cdf[:, -1]).all():
+    size = min(BLOCK, probs.shape[-1])
+    blocks = F.pad(probs, (0, -probs.shape[-1] % size)).unflatten(-1, (-1, size))
+    mass = blocks.sum(-1)
+    if not torch.isfinite(mass).all():
         raise FloatingPointError("the policy's logits are not finite: training has diverged")
-    tokens = _invert(cdf, probs, uniform)
+    tokens = _invert(blocks, mass, uniform)
     reported = drawn_from if sampling.return_kept else full
     return Drawn(
         tokens=tokens,
         logprobs=reported.gather(-1, tokens[:, None]).squeeze(-1),
-        entropy=torch.special.entr(probs).sum(-1),
-        aux=None if aux_uniform is None else _invert(cdf, probs, aux_uniform),
+        entropy=-torch.linalg.vecdot(probs, drawn_from.clamp_(min=torch.finfo(drawn_from.dtype).min)),
+        aux=None if aux_uniform is None else _invert(blocks, mass, aux_uniform),
         kept=kept if sampling.return_kept else None,
     )
 
 
-def _invert(cdf: torch.Tensor, probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """The first token whose cdf exceeds the uniform; the last one with positive probability where rounding left the
-    whole cdf at or below it."""
-    tokens = torch.searchsorted(cdf, uniform[:, None], right=True).squeeze(-1)
-    vocab = cdf.shape[-1]
-    if (tokens == vocab).any():
-        last = vocab - 1 - (probs > 0).flip(-1).int().argmax(-1)
-        tokens = torch.minimum(tokens, last)
-    return tokens
+def _invert(blocks: torch.Tensor, mass: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """The first token whose cdf exceeds the uniform, found by its block, so that the slow float64 sums are over few.
+
+    blocks: [n, blocks, size], probabilities; mass: [n, blocks], their sums; uniform: float64 [n]. Returns int64 [n]."""
+    block = _first_above(mass, uniform)
+    before = (mass.cumsum(-1, dtype=torch.float64) - mass).gather(-1, block[:, None]).squeeze(-1)
+    inside = blocks[torch.arange(len(blocks), device=blocks.device), block]
+    return block * blocks.shape[-1] + _first_above(inside, (uniform - before).clamp(min=0))
+
+
+def _first_above(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Where the running sum of probs [n, k] first exceeds the uniform; the last one with positive probability where
+    rounding left the whole sum at or below it."""
+    cdf = probs.cumsum(-1, dtype=torch.float64)
+    found = torch.searchsorted(cdf, uniform[:, None], right=True).squeeze(-1)
+    if (found == cdf.shape[-1]).any():
+        last = cdf.shape[-1] - 1 - (probs > 0).flip(-1).int().argmax(-1)
+        found = torch.minimum(found, last)
+    return found

@@ -76,6 +76,14 @@ def test_extreme_uniforms_take_tokens_of_positive_probability(vocab):
         assert ((drawn.tokens > 0) & (drawn.tokens < vocab - 1)).all()
 
 
+@pytest.mark.parametrize("vocab", [31, 256, 1000])
+def test_draws_by_blocks_invert_the_whole_cdf(vocab):
+    logits = torch.randn(500, vocab, generator=torch.Generator().manual_seed(0)) * 4
+    u = torch.from_numpy(uniforms(3, 1, 0, 500))
+    cdf = logits.double().softmax(-1).cumsum(-1)
+    assert draw(logits, u, sampling(), None).tokens.tolist() == (cdf <= u[:, None]).sum(-1).tolist()
+
+
 def test_some_cdf_is_below_the_largest_uniform():
     """The case that the fallback is for does occur."""
     probs = torch.randn(64, 31, generator=torch.Generator().manual_seed(0)).softmax(-1)
