@@ -342,9 +342,16 @@ class RunConfig(Strict):
     def _sglang_can(self) -> RunConfig:
         if self.engine.kind != "sglang":
             return self
-        for axis in ("sampling_mask", "router_replay"):
-            if (value := getattr(self.recipe, axis)) != "off":
-                raise ValueError(f"recipe.{axis}={value} needs engine=torch; with engine=sglang set recipe.{axis}=off")
+        if self.recipe.sampling_mask == "aux_token":
+            raise ValueError(
+                "recipe.sampling_mask=aux_token needs engine=torch: SGLang draws one token at a position; with "
+                "engine=sglang set recipe.sampling_mask=keep or off"
+            )
+        if self.recipe.router_replay == "r3" and self.engine.update == "retract":
+            raise ValueError(
+                "recipe.router_replay=r3 with engine.update=retract: a token that is computed again goes through other "
+                "experts than when it was sampled, and the server reports these; set engine.update=in_place or drained"
+            )
         if self.recipe.logits_precision == "model" and self.model.head_dtype != self.model.dtype:
             raise ValueError(
                 f"model.head_dtype={self.model.head_dtype} but model.dtype={self.model.dtype}: SGLang computes the "

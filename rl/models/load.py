@@ -19,6 +19,16 @@ def check_model_dir(path: Path) -> None:
             raise UserError(f"model.path={path} has no {name}: it is no Hugging Face folder with a {what}")
 
 
+def text_config(path: Path) -> Any:
+    """The library's configuration of the language model in `path`."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True).get_text_config()
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.path={path} can't be read: {str(error).splitlines()[0]}") from None
+
+
 def load_model(path: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The causal LM in `path`, in training precision."""
     from transformers import AutoModelForCausalLM

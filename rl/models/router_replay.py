@@ -48,24 +48,33 @@ def replay(model: nn.Module, experts: Tensor) -> Iterator[None]:
             hook.remove()
 
 
+def top_k_routers(model: nn.Module) -> dict[str, Any]:
+    """The top-k routers of a model by name, in the order of their layers. Raises UserError for a dense model."""
+    routers = {name: m for name, m in model.named_modules() if type(m).__name__.endswith("TopKRouter")}
+    if not routers:
+        raise UserError(
+            f"recipe.router_replay=r3 needs a mixture-of-experts model and {_kind(model)} has no top-k router: set "
+            "recipe.router_replay=off"
+        )
+    return routers
+
+
 def replayable_routers(model: nn.Module) -> list[Any]:
     """The top-k routers of an MoE built like Qwen3-MoE, in the order of their layers.
 
     Raises UserError for a dense model, and for routers whose gates are not those of `gates`."""
-    kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    routers = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
-    if not routers:
-        raise UserError(
-            f"recipe.router_replay=r3 needs a mixture-of-experts model and {kind} has no top-k router: set "
-            "recipe.router_replay=off"
-        )
+    routers = list(top_k_routers(model).values())
     for router in routers:
         if not (hasattr(router, "norm_topk_prob") and hasattr(router, "top_k") and _plain(router)):
             raise UserError(
-                f"recipe.router_replay=r3 knows the softmax top-k routers of Qwen3-MoE and its kin, and {kind} has "
-                f"{type(router).__name__}: set recipe.router_replay=off"
+                f"recipe.router_replay=r3 knows the softmax top-k routers of Qwen3-MoE and its kin, and {_kind(model)} "
+                f"has {type(router).__name__}: set recipe.router_replay=off"
             )
     return routers
+
+
+def _kind(model: nn.Module) -> str:
+    return getattr(getattr(model, "config", None), "model_type", type(model).__name__)
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from scalerl.rl.engines.sglang.client import Answer
 from scalerl.rl.engines.sglang.flight import Flight
+from scalerl.rl.engines.sglang.routing import Routing
 from scalerl.rl.engines.torch_engine import Work
 from scalerl.rl.types import CompletedGroup, Completion, Request, Sampling
 
@@ -14,11 +15,11 @@ from scalerl.rl.types import CompletedGroup, Completion, Request, Sampling
 class Book:
     """Groups by number. A flight is always in exactly one place: waiting here, or with the server that works on it."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, routing: Routing | None = None) -> None:
         self.work = Work()
         self.requests: dict[int, Request] = {}  # unfinished
         self.complete: list[CompletedGroup] = []  # and not yet taken
-        self._sampling = sampling
+        self._sampling, self._routing = sampling, routing
         self._landed: dict[int, list[Completion | None]] = {}
         self._waiting: list[tuple[tuple[int, int], Flight]] = []  # a heap, oldest group first
 
@@ -29,7 +30,7 @@ class Book:
             self.requests[request.group] = request
             self._landed[request.group] = [None] * request.n
             for sample in range(request.n):
-                self.put_back(Flight(request, sample, self._sampling))
+                self.put_back(Flight(request, sample, self._sampling, self._routing))
 
     def put_back(self, flight: Flight) -> None:
         """It waits for a server, at its group's place."""

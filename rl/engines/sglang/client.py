@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,8 @@ class Features:
 
     version_spans: it says which weight version sampled which token (from 0.5.19 on). salted_cache: its prefix cache
     can be kept apart by weight version. bracketed_updates: distributed updates are announced and ended (from 0.5.21
-    on)."""
+    on). most_kept: tokens of the largest kept set that it returns, 0 where it returns none. experts: numbers that it
+    reports of a token's experts (layers x top_k), 0 where it reports none."""
 
     version: str
     version_spans: bool
@@ -42,20 +44,26 @@ class Features:
     bracketed_updates: bool
     fp32_head: bool
     tensor_parallel: int
+    most_kept: int
+    experts: int
 
 
 @dataclass(frozen=True)
 class Answer:
-    """T tokens that one request sampled. tokens, versions: int32 [T]; logprobs: float32 [T].
+    """T tokens that one request sampled. tokens, versions: int32 [T]; logprobs: float32 [T], renormalised over the
+    kept sets where these were asked for.
 
     reason: why it ended; after `abort` the completion isn't finished. cached: prompt tokens whose keys and values the
-    server had already."""
+    server had already. kept: T sets, int32 each. experts: int32 [rows, layers x top_k] of prompt and completion, from
+    the position that was asked for to the last token but one."""
 
     tokens: np.ndarray
     logprobs: np.ndarray
     versions: np.ndarray
     reason: str
     cached: int
+    kept: tuple[np.ndarray, ...] | None = None
+    experts: np.ndarray | None = None
 
 
 class Client:
@@ -120,15 +128,18 @@ class Client:
         info = await self.get("/server_info", limit=limit)
         try:
             fields = described["components"]["schemas"]["GenerateReqInput"]["properties"]
-            probe = await self.post("/generate", _probe(), limit=limit)
+            probe = _probe(experts=bool(info.get("enable_return_routed_experts")))
+            meta = (await self.post("/generate", probe, limit=limit))["meta_info"]
             return Features(
                 version=str(info["version"]),
-                version_spans="weight_versions" in probe["meta_info"],
+                version_spans="weight_versions" in meta,
                 salted_cache="extra_key" in fields,
                 prefix_cache=not info["disable_radix_cache"],
                 bracketed_updates="/begin_weight_update" in described["paths"],
                 fp32_head=bool(info.get("enable_fp32_lm_head")),
                 tensor_parallel=int(info["tp_size"]),
+                most_kept=int(info.get("sampling_mask_max_tokens") or 0) if "return_sampling_mask" in fields else 0,
+                experts=_flat_experts(meta).size,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ServerFault(f"{self.url} is no SGLang server that is known here: {error!r} is missing") from None
@@ -140,11 +151,13 @@ class Client:
             answer = await self.post("/generate", body)
         except ConnectionBroken:
             answer = await self.post("/generate", body)
-        return read_answer(answer, f"{self.url}/generate")
+        return read_answer(answer, f"{self.url}/generate", body)
 
 
-def _probe() -> dict[str, Any]:
-    return {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
+def _probe(*, experts: bool) -> dict[str, Any]:
+    """One token after one: the experts are those of a single position."""
+    probe: dict[str, Any] = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
+    return probe | {"return_routed_experts": True} if experts else probe
 
 
 def _json(response: httpx.Response, where: str) -> Any:
@@ -156,8 +169,8 @@ def _json(response: httpx.Response, where: str) -> Any:
         raise ServerFault(f"{where} answers something that is no JSON: {response.text[:80]!r}") from None
 
 
-def read_answer(answer: Any, where: str) -> Answer:
-    """The answer of /generate as a record. Raises ServerFault where it is malformed."""
+def read_answer(answer: Any, where: str, asked: Mapping[str, Any]) -> Answer:
+    """The answer of /generate to the body `asked` as a record. Raises ServerFault where it is malformed."""
     try:
         meta = answer["meta_info"]
         reason = meta["finish_reason"]["type"]
@@ -166,10 +179,14 @@ def read_answer(answer: Any, where: str) -> Answer:
         logprobs = np.array([entry[0] for entry in entries], np.float32)
         if [entry[1] for entry in entries] != tokens.tolist():
             raise ValueError("its tokens and their log-probabilities differ")
+        kept = None
+        if asked.get("return_sampling_mask"):
+            kept, logprobs = _kept_sets(meta, tokens)
         if not np.isfinite(logprobs).all():
             raise ValueError("a log-probability is not finite")
+        experts = _experts(meta, asked, len(tokens)) if asked.get("return_routed_experts") else None
         versions = _versions(meta, len(tokens))
-        return Answer(tokens, logprobs, versions, reason, int(meta.get("cached_tokens") or 0))
+        return Answer(tokens, logprobs, versions, reason, int(meta.get("cached_tokens") or 0), kept, experts)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ServerFault(f"{where} answers something that is no completion ({error!r}): {str(answer)[:80]}") from None
 
@@ -188,3 +205,28 @@ def _versions(meta: Mapping[str, Any], n: int) -> np.ndarray:
     if end != n:
         raise ValueError(f"its weight versions cover {end} of {n} tokens")
     return versions
+
+
+def _kept_sets(meta: Mapping[str, Any], tokens: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """The set that each token was drawn from, and its log-probability there, float32 [T]."""
+    kept = tuple(np.asarray(ids, np.int32) for ids in meta.get("output_token_sampling_mask") or ())
+    logprobs = np.asarray(meta.get("output_token_sampling_logprobs") or (), np.float32)
+    if not len(kept) == len(logprobs) == len(tokens):
+        raise ValueError(f"{len(kept)} kept sets and {len(logprobs)} log-probabilities for {len(tokens)} tokens")
+    if not all(token in ids for token, ids in zip(tokens, kept, strict=True)):
+        raise ValueError("a token is not in its kept set")
+    return kept, logprobs
+
+
+def _experts(meta: Mapping[str, Any], asked: Mapping[str, Any], n: int) -> np.ndarray | None:
+    """int32 [rows, layers x top_k]; None where nothing was sampled."""
+    if not n:
+        return None
+    flat, rows = _flat_experts(meta), len(asked["input_ids"]) + n - 1 - asked["routed_experts_start_len"]
+    if not flat.size or flat.size % rows:
+        raise ValueError(f"{flat.size} numbers of experts for {rows} tokens")
+    return flat.reshape(rows, -1)
+
+
+def _flat_experts(meta: Mapping[str, Any]) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(meta.get("routed_experts") or ""), np.int32)

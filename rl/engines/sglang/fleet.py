@@ -17,6 +17,7 @@ from scalerl.rl.config import SGLangEngineConfig
 from scalerl.rl.engines.sglang.books import Book
 from scalerl.rl.engines.sglang.client import Client, Features, ServerFault, ServerRefusal
 from scalerl.rl.engines.sglang.flight import Flight
+from scalerl.rl.engines.sglang.needs import Needs
 from scalerl.rl.engines.sglang.server import ServerProcess
 from scalerl.rl.engines.sglang.transfer import Transfer, TransferFailed
 from scalerl.rl.errors import UserError
@@ -74,12 +75,9 @@ class Server:
 class Fleet:
     """Takes groups from the active `Book` and gives them to the servers with the fewest completions in progress."""
 
-    def __init__(
-        self, servers: Sequence[Server], engine: SGLangEngineConfig, transfer: Transfer, *, fp32_head: bool
-    ) -> None:
-        """fp32_head: the servers must compute their head in fp32."""
+    def __init__(self, servers: Sequence[Server], engine: SGLangEngineConfig, transfer: Transfer, needs: Needs) -> None:
         self.servers = list(servers)
-        self._fp32_head = fp32_head
+        self._needs = needs
         self.version = 0
         self._engine, self._transfer = engine, transfer
         self._active: Book | None = None
@@ -202,7 +200,7 @@ class Fleet:
         assert task is not None and server.features is not None
         salt = str(self.version) if server.features.salted_cache else None
         try:
-            answer = await server.client.generate(flight.body(salt=salt))
+            answer = await server.client.generate(flight.body(salt=salt, most_kept=server.features.most_kept))
         except ServerFault as error:
             self._fault(server, error)  # takes this flight back too
             return
@@ -263,24 +261,7 @@ class Fleet:
             server.features = await server.client.features(engine.start_limit)
         except ServerFault as error:
             raise ServerFault(server.words(error)) from None
-        self._check(server, server.features)
-
-    def _check(self, server: Server, features: Features) -> None:
-        """Raises UserError where the server can't do what the run needs."""
-        if not features.version_spans and self._engine.update != "drained":
-            raise UserError(
-                f"{server.url}: sglang {features.version} does not say which weights sampled which token (0.5.19 and "
-                "later do); set engine.update=drained"
-            )
-        if features.prefix_cache and not features.salted_cache:
-            raise UserError(
-                f"{server.url}: sglang {features.version} can't keep its prefix cache apart by weight version; start "
-                "it with --disable-radix-cache (engine.arguments=[--disable-radix-cache])"
-            )
-        if self._fp32_head and not features.fp32_head:
-            raise UserError(
-                f"{server.url} was started without --enable-fp32-lm-head, which recipe.logits_precision=fp32 needs"
-            )
+        self._needs.check(server.url, server.features)
 
     async def _watch(self, server: Server) -> None:
         """Find a server that has died, or that has been silent for `stall_limit` seconds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from scalerl.rl.engines.sglang.client import Answer
+from scalerl.rl.engines.sglang.routing import Routing
 from scalerl.rl.types import Completion, Request, Sampling
 
 
@@ -15,13 +16,16 @@ class Flight:
     another request goes on. So it does after an abort, or after a token at which the server stops and the recipe
     doesn't. Nothing is decoded to text in between."""
 
-    def __init__(self, request: Request, sample: int, sampling: Sampling) -> None:
-        self.request, self.sample, self.sampling = request, sample, sampling
+    def __init__(self, request: Request, sample: int, sampling: Sampling, routing: Routing | None = None) -> None:
+        """routing: of the model whose experts are asked for."""
+        self.request, self.sample, self.sampling, self._routing = request, sample, sampling, routing
         self.done = False
         self.empty_answers = 0  # in a row
         self._tokens: list[int] = []
         self._logprobs: list[np.ndarray] = []
         self._versions: list[np.ndarray] = []
+        self._kept: list[np.ndarray] = []
+        self._experts: list[np.ndarray] = []
         self._limit = sampling.max_tokens  # tokens at which it is truncated
         self._budget = None if request.thinking_budgets is None else request.thinking_budgets[sample]
         self._phrase_at: int | None = None
@@ -39,16 +43,18 @@ class Flight:
         """Tokens that the next request may sample, at least 1."""
         return min(self._limit, self._limit if self._budget is None else self._budget) - len(self._tokens)
 
-    def body(self, *, salt: str | None) -> dict[str, object]:
-        """The next request to /generate. salt: keeps the server's prefix cache apart by weight version."""
+    def body(self, *, salt: str | None, most_kept: int = 0) -> dict[str, object]:
+        """The next request to /generate. salt: keeps the server's prefix cache apart by weight version. most_kept: the
+        server's limit on kept sets; it returns these only where top_k is within it."""
         sampling = self.sampling
+        no_top_k = most_kept if sampling.return_kept else -1
         body: dict[str, object] = {
             "input_ids": self.input_ids(),
             "sampling_params": {
                 "max_new_tokens": self.room(),
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
-                "top_k": sampling.top_k or -1,
+                "top_k": sampling.top_k or no_top_k,
                 "min_p": 0.0,
                 "frequency_penalty": 0.0,
                 "presence_penalty": 0.0,
@@ -62,12 +68,21 @@ class Flight:
         }
         if salt is not None:
             body["extra_key"] = salt
+        if sampling.return_kept:
+            body["return_sampling_mask"] = True
+        if sampling.return_experts:
+            # A token's experts are those of the request that sampled its successor: what the next one prefills again
+            # goes through the experts of newer weights.
+            body |= {"return_routed_experts": True, "routed_experts_start_len": sum(map(len, self._experts))}
         return body
 
     def add(self, answer: Answer, version: int) -> None:
         """Take in an answer. version: the one that is current now, which an injected phrase gets."""
         self.empty_answers = 0 if len(answer.tokens) else self.empty_answers + 1
         self._append(answer.tokens, answer.logprobs, answer.versions)
+        self._kept += answer.kept or ()
+        if answer.experts is not None:
+            self._experts.append(answer.experts)
         if len(answer.tokens):
             self._stopped = int(answer.tokens[-1]) in self.sampling.stop_ids
         if self._stopped or len(self._tokens) >= self._limit:
@@ -80,6 +95,7 @@ class Flight:
             self._budget, self._phrase_at = None, len(self._tokens)
             n = len(interrupt.phrase)
             self._append(np.array(interrupt.phrase), np.zeros(n, np.float32), np.full(n, version, np.int32))
+            self._kept += [np.zeros(0, np.int32)] * n
             self._limit = min(self._limit, len(self._tokens) + interrupt.answer_budget)
             self.done = len(self._tokens) >= self._limit
 
@@ -101,5 +117,7 @@ class Flight:
             injected=(place >= start) & (place < start + phrase),
             finish="stop" if self._stopped else "length",
             interrupted=self._phrase_at is not None,
+            kept=tuple(self._kept) if self.sampling.return_kept else None,
+            experts=None if self._routing is None else self._routing.of_routers(np.concatenate(self._experts)),
             entropy=-logprobs,
         )

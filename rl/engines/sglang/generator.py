@@ -21,6 +21,8 @@ from scalerl.rl.engines.interface import Generator, Outcome
 from scalerl.rl.engines.sglang.books import Book
 from scalerl.rl.engines.sglang.client import Client
 from scalerl.rl.engines.sglang.fleet import Fleet, Server
+from scalerl.rl.engines.sglang.needs import Needs
+from scalerl.rl.engines.sglang.routing import Routing
 from scalerl.rl.engines.sglang.server import server_processes
 from scalerl.rl.engines.sglang.transfer import BroadcastTransfer, DiskTransfer, Transfer
 from scalerl.rl.models.load import load_model
@@ -39,8 +41,9 @@ class SGLangGenerator(Generator):
         engine = config.engine
         assert isinstance(engine, SGLangEngineConfig)
         self.devices = engine.n_servers * engine.tensor_parallel
-        self._sampling = sampling
-        self._rollouts, self._evaluation = Book(sampling), Book(sampling)
+        routing = Routing.of_model(model_path) if sampling.return_experts else None
+        self._eval_sampling = replace(sampling, return_experts=False)  # nothing is trained on them
+        self._rollouts, self._evaluation = Book(sampling, routing), Book(self._eval_sampling)
         self._pending: tuple[str, tuple[Any, ...]] | None = None
         # Read again when a server that was started anew needs them: they are the trainer's own tensors, and it makes
         # no step while a command is waited for.
@@ -49,7 +52,8 @@ class SGLangGenerator(Generator):
         self._thread = threading.Thread(target=self._loop.run_forever, name="sglang", daemon=True)
         self._thread.start()
         processes = [] if engine.urls else server_processes(config, engine, model_path)
-        self._fleet = self._call(_make_fleet(config, engine, processes))
+        needs = Needs.of(config, engine, model_path, routing)
+        self._fleet = self._call(_make_fleet(config, engine, processes, needs))
         try:
             self._call(self._fleet.start())
             if engine.urls:
@@ -116,7 +120,7 @@ class SGLangGenerator(Generator):
         self._wait([request.group for request in requests], self._evaluation, to_the_end=to_the_end)
         self._call(self._activate())
         if self._evaluation.requests:  # abandoned
-            self._evaluation = Book(self._sampling)
+            self._evaluation = Book(self._eval_sampling)
             return []
         groups = self._evaluation.take()
         mixed = [c for group in groups for c in group.completions if (c.versions != version).any()]
@@ -154,13 +158,13 @@ class SGLangGenerator(Generator):
         await self._submit(state["requests"])
 
 
-async def _make_fleet(config: RunConfig, engine: SGLangEngineConfig, processes: Sequence[Any]) -> Fleet:
+async def _make_fleet(config: RunConfig, engine: SGLangEngineConfig, processes: Sequence[Any], needs: Needs) -> Fleet:
     """In the loop, to which its parts belong."""
     if engine.urls:
         servers = [Server(Client(url, engine.concurrency), None) for url in engine.urls]
     else:
         servers = [Server(Client(f"http://{engine.host}:{p.port}", engine.concurrency), p) for p in processes]
-    return Fleet(servers, engine, _make_transfer(config, engine), fp32_head=config.recipe.logits_precision == "fp32")
+    return Fleet(servers, engine, _make_transfer(config, engine), needs)
 
 
 def _make_transfer(config: RunConfig, engine: SGLangEngineConfig) -> Transfer:

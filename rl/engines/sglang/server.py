@@ -11,6 +11,7 @@ import weakref
 from pathlib import Path
 
 from scalerl.rl.config import RunConfig, SGLangEngineConfig
+from scalerl.rl.engines.sglang.needs import largest_kept_set
 from scalerl.rl.errors import UserError
 
 _LAUNCHER = Path(__file__).with_name("launch.py")
@@ -81,7 +82,7 @@ def server_processes(config: RunConfig, engine: SGLangEngineConfig, model_path: 
     processes = []
     for number in range(engine.servers):
         port = engine.port + number if engine.port else _free_port()
-        if engine.port and not _is_free(port):
+        if engine.port and not is_free(port):
             raise UserError(f"engine.port={engine.port}: port {port} is in use; choose another, or 0 for any free one")
         processes.append(
             ServerProcess(
@@ -107,6 +108,10 @@ def _arguments(config: RunConfig, engine: SGLangEngineConfig, model_path: Path, 
         arguments += ["--base-gpu-id", str(engine.first_gpu + number * engine.tensor_parallel)]
     if config.recipe.logits_precision == "fp32":
         arguments.append("--enable-fp32-lm-head")
+    if config.recipe.router_replay == "r3":
+        arguments.append("--enable-return-routed-experts")
+    if kept := largest_kept_set(config, model_path):
+        arguments += ["--sampling-mask-max-tokens", str(2 * kept)]  # on GPUs equals of the last one are kept too
     return arguments + list(engine.arguments)
 
 
@@ -125,7 +130,8 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether a server could listen there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,23 +74,31 @@ def make_config(run_dir: Path, model: Path, *overrides: str) -> RunConfig:
     ).config
 
 
+@contextlib.contextmanager
+def running(config: RunConfig, model: Path) -> Iterator[ServerProcess]:
+    """The one server that a run of `config` would start; the test is skipped where none can be."""
+    if not PYTHON.is_file():
+        pytest.skip("no SGLang server here: scripts/setup_sglang sets one up")
+    assert isinstance(config.engine, SGLangEngineConfig)
+    (process,) = server_processes(config, config.engine, model)
+    process.start()
+    try:
+        asyncio.run(ready(f"http://127.0.0.1:{process.port}", 300, lambda: process.alive))
+        yield process
+    finally:
+        process.stop()
+
+
 @pytest.fixture(scope="module")
 def server(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server on the model `first`, which the tests reach by its URL; each gives it its own weights first."""
-    if not PYTHON.is_file():
-        pytest.skip("no SGLang server here: scripts/setup_sglang sets one up")
-    config = make_config(tmp_path_factory.mktemp("server"), models["first"])
-    assert isinstance(config.engine, SGLangEngineConfig)
-    (process,) = server_processes(config, config.engine, models["first"])
-    process.start()
-    asyncio.run(_ready(process))
-    yield process
-    process.stop()
+    with running(make_config(tmp_path_factory.mktemp("server"), models["first"]), models["first"]) as process:
+        yield process
 
 
-async def _ready(process: ServerProcess) -> None:
-    client = Client(f"http://127.0.0.1:{process.port}", 1)
-    await client.wait_until_ready(300, lambda: process.alive)
+async def ready(url: str, limit: float, alive: Callable[[], bool]) -> None:
+    client = Client(url, 1)
+    await client.wait_until_ready(limit, alive)
     await client.close()
 
 
