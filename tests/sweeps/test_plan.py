@@ -32,8 +32,9 @@ def test_leave_one_out_arms_differ_in_their_axis_alone():
     assert base.difference == {} and loss.difference == {"recipe.loss": ("cispo", "dapo")}
 
 
-def test_the_config_json_of_every_arm_differs_from_the_bases_in_the_plans_keys(tmp_path: Path):
-    made = plan("loo")
+@pytest.mark.parametrize("engine", [[], ["engine=sglang", "model.dtype=bfloat16"]], ids=["torch", "sglang"])
+def test_the_config_json_of_every_arm_differs_from_the_bases_in_the_plans_keys(tmp_path: Path, engine: list[str]):
+    made = plan("loo", *engine)
     written = {}
     for arm in made.arms:
         composed = compose(made.run_overrides(arm, 0), run_dir=str(tmp_path / made.run_folder(arm, 0)))
