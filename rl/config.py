@@ -135,11 +135,21 @@ def _holds_prompt(template: str) -> str:
 
 class Asking(Strict):
     """How a prompt is put to the model. `template` holds `{prompt}`; it is the user's turn where the model has a chat
-    template, and the completion goes on from `prefill` (as `<think>`, where the template doesn't open it)."""
+    template, and the completion goes on from `prefill` (as `<think>`, where the template doesn't open it). Without
+    `chat` the model reads the template and nothing else, whether it has a chat template or not."""
 
     template: Annotated[str, AfterValidator(_holds_prompt)]
+    chat: bool
     system: str | None
     prefill: str
+
+    @model_validator(mode="after")
+    def _turns_need_a_chat(self) -> Asking:
+        if not self.chat and (self.system is not None or self.prefill):
+            raise ValueError(
+                "chat=false puts the template alone: write system and prefill into it, and leave them empty"
+            )
+        return self
 
 
 class Reward(Strict):
@@ -186,6 +196,16 @@ class PythonTask(Strict):
     time_limit: Positive  # seconds a verdict may take
 
 
+class SumsTask(Strict):
+    """a + b of numbers up to `largest`, for pretrained models."""
+
+    kind: Literal["sums"]
+    largest: Count
+    seed: int
+    asking: Asking
+    reward: Reward
+
+
 FileTask = Annotated[MathTask | CodeTask | PythonTask, Field(discriminator="kind")]
 
 
@@ -206,7 +226,8 @@ class MixtureTask(Strict):
 
 
 Task = Annotated[
-    AdditionTask | CountdownTask | MathTask | CodeTask | PythonTask | MixtureTask, Field(discriminator="kind")
+    AdditionTask | CountdownTask | SumsTask | MathTask | CodeTask | PythonTask | MixtureTask,
+    Field(discriminator="kind"),
 ]
 
 

@@ -92,6 +92,9 @@ class Evaluator:
         if not judged.any():
             raise UserError(f"the verifier failed on every completion of the set '{name}'; see the task's `verify`")
         stderr, within = standard_errors(passed[judged], samples[judged])
+        answered = sum(int((~(g.unparsed | g.verifier_error)).sum()) for g in scored) - sum(
+            c.truncated for c in completions
+        )
         entropies = np.concatenate([c.entropy[~c.injected] for c in completions if c.entropy is not None])
         row = {
             "set": name,
@@ -100,6 +103,8 @@ class Evaluator:
             "stderr_within": within,
             "n_prompts": len(scored),
             "n_samples": self._n_samples,
+            "answered": answered / len(completions),
+            "correct_if_answered": int(passed.sum()) / answered if answered else None,
             "entropy": float(entropies.mean(dtype=np.float64)),
             "mean_length": float(np.mean([len(c.tokens) for c in completions])),
             "truncation_rate": float(np.mean([c.truncated for c in completions])),

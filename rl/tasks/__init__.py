@@ -97,12 +97,15 @@ def build_task(config: TaskConfig, name: str | None = None) -> Task:
     from scalerl.rl.tasks.math import Math
     from scalerl.rl.tasks.mixture import Mixture
     from scalerl.rl.tasks.python_task import PythonTask
+    from scalerl.rl.tasks.sums import Sums
 
     match config.kind:
         case "addition":
             return Addition(config)
         case "countdown":
             return Countdown(config)
+        case "sums":
+            return Sums(config)
         case "math":
             return Math(config, name or "math")
         case "code":

@@ -24,7 +24,7 @@ HELD_OUT = "held_out"
 
 def put(asking: Asking, task: str) -> MakePrompt:
     """Makes prompts that are put to the model as `asking` says."""
-    chat = Chat(asking.system, asking.prefill)
+    chat = Chat(asking.system, asking.prefill) if asking.chat else None
     return lambda id, text, answer: Prompt(id, asking.template.replace("{prompt}", text), answer, task, chat)
 
 

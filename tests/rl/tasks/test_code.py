@@ -37,7 +37,7 @@ def make(tmp_path: Path, rows: list[dict] | None = None, *, time_limit: float = 
         CodeTask(
             kind="code",
             data=data,
-            asking=Asking(template="{prompt}", system=None, prefill=""),
+            asking=Asking(template="{prompt}", chat=True, system=None, prefill=""),
             reward=Reward(**{"unparsed": "score", "format_penalty": 0.0, **reward}),
             workers=2,
             time_limit=time_limit,

@@ -35,7 +35,7 @@ def make(tmp_path, *, time_limit: float = 60.0, workers: int = 2, **reward) -> M
         MathTask(
             kind="math",
             data=data,
-            asking=Asking(template="{prompt} Use a \\boxed{}.", system="Be brief.", prefill="<think>"),
+            asking=Asking(template="{prompt} Use a \\boxed{}.", chat=True, system="Be brief.", prefill="<think>"),
             reward=Reward(**{"unparsed": "score", "format_penalty": 0.0, **reward}),
             workers=workers,
             time_limit=time_limit,

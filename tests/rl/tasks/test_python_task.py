@@ -40,7 +40,7 @@ def write(path: Path, text: str = MODULE) -> str:
 
 
 def make(module: str, time_limit: float = 30.0) -> PythonTask:
-    asking = Asking(template="<{prompt}>", system=None, prefill="")
+    asking = Asking(template="<{prompt}>", chat=True, system=None, prefill="")
     config = Config(
         kind="python", module=module, n_held_out=10, seed=0, asking=asking, workers=1, time_limit=time_limit
     )
@@ -82,7 +82,7 @@ def mixture(tmp_path: Path, model: Path, run: str, *overrides: str):
         "kind": "python",
         "n_held_out": 10,
         "seed": 0,
-        "asking": {"template": "{prompt}", "system": None, "prefill": ""},
+        "asking": {"template": "{prompt}", "chat": True, "system": None, "prefill": ""},
         "workers": 1,
         "time_limit": 30.0,
     }
