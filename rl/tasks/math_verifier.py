@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from scalerl.rl.tasks.plain_answers import same_plain_answer
+
 _SIZES = re.compile(r"\\[bB]igg?[lrm]?(?![a-zA-Z])")
 _DIGIT_SPACES = re.compile(r"(?<=\d)(?:\\[,;!: ]|\{,\})(?=\d)")
-_RATIONAL = re.compile(r"(-?\d{1,50})(?:/(\d{1,50}))?|\\[dt]?frac\{(-?\d{1,50})\}\{(-?\d{1,50})\}")
 _LONGEST = 2000  # characters; no answer of a data set comes near
 
 
@@ -21,9 +21,8 @@ def same_answer(gold: str, answer: str) -> bool:
     gold, answer = clean(gold), clean(answer)
     if gold == answer:
         return True
-    exact = _rational(gold), _rational(answer)
-    if None not in exact:  # the usual case, a hundred times as fast
-        return exact[0] == exact[1]
+    if (same := same_plain_answer(gold, answer)) is not None:  # the usual case, a hundred times as fast
+        return same
     if not answer or len(answer) > _LONGEST:
         return False
     from math_verify import verify
@@ -49,15 +48,6 @@ def clean(text: str) -> str:
     text = text.strip().removesuffix(".").strip().removeprefix("$").removesuffix("$")
     text = _DIGIT_SPACES.sub("", _SIZES.sub("", text))
     return text.replace(r"\%", "").replace("%", "").replace(r"\varnothing", r"\emptyset").strip()
-
-
-def _rational(text: str) -> Fraction | None:
-    """An integer, or a quotient of two written as `1/2` or with a fraction command; None for anything else."""
-    match = _RATIONAL.fullmatch(text)
-    if match is None:
-        return None
-    numerator, denominator = (int(part or 1) for part in (match[1] or match[3], match[2] or match[4]))
-    return Fraction(numerator, denominator) if denominator else None
 
 
 @lru_cache(maxsize=4096)
