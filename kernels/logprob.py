@@ -5,7 +5,8 @@ them again in the backward pass; `weighted_logprob_sum` is told the loss's coeff
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from scalerl.kernels import logprob_torch
 from scalerl.kernels.head import head_logits
-
-VOCABULARY_TILE = 1024  # weights of another dtype than the head's are cast this many rows at a time, never as a whole
+from scalerl.kernels.logprob_torch import VOCABULARY_TILE, allowed, slices, softmax_gradient, wide
 
 
 def token_logprobs(
@@ -97,6 +98,15 @@ def token_logits(hidden: Tensor, weight: Tensor, ids: Tensor, *, head_dtype: tor
     return z if dtype == torch.float64 else z.float()
 
 
+def _tiles(hidden: Tensor) -> Any:
+    """The module whose `statistics` and `logit_gradient` go over the tiles: Triton's on a GPU, else torch's."""
+    if hidden.is_cuda and hidden.dtype != torch.float64 and find_spec("triton"):
+        from scalerl.kernels import logprob_triton
+
+        return logprob_triton
+    return logprob_torch
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -110,54 +120,43 @@ class _TokenLogprobs(torch.autograd.Function):
         chunk: int,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        chosen, mean_z = hidden.new_zeros(2, len(targets), dtype=_wide(head_dtype))
-        log_sum = torch.full_like(chosen, -torch.inf)  # over the kept set
-        log_sum_all = torch.full_like(chosen, -torch.inf) if with_entropy else log_sum
-        for columns in _slices(len(weight), VOCABULARY_TILE):
-            w = weight[columns].to(head_dtype)
-            for rows in _slices(len(targets), chunk):
-                z = head_logits(hidden[rows], w, head_dtype).div_(temperature)
-                local, inside = _local(targets[rows], columns)
-                chosen[rows] += z.gather(-1, local[:, None]).squeeze(-1).where(inside, 0)
-                if with_entropy:
-                    tile = z.logsumexp(-1)
-                    total = torch.logaddexp(log_sum_all[rows], tile)
-                    tile_mean = (z - tile[:, None]).exp_().mul_(z).sum(-1)
-                    old, new = (log_sum_all[rows] - total).exp(), (tile - total).exp()
-                    mean_z[rows] = old * mean_z[rows] + new * tile_mean
-                    log_sum_all[rows] = total
-                if kept is not None:
-                    z.masked_fill_(~_allowed(kept[rows], columns), -torch.inf)
-                log_sum[rows] = torch.logaddexp(log_sum[rows], z.logsumexp(-1))
+        tiles = _tiles(hidden)
+        if kept is not None:
+            kept = tiles.readable_sets(kept, len(weight))
+        head = {"temperature": temperature, "head_dtype": head_dtype}
+        chosen, log_sum, log_sum_all, mean_z = tiles.statistics(
+            hidden, weight, targets, kept, chunk=chunk, with_entropy=with_entropy, **head
+        )
         entropy = log_sum_all - mean_z
         ctx.save_for_backward(hidden, weight, targets, kept, log_sum, log_sum_all, entropy)
-        ctx.settings = (temperature, head_dtype, chunk, with_entropy)
+        ctx.settings = (tiles, head, chunk, with_entropy)
         return chosen - log_sum, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, kept, log_sum, log_sum_all, entropy = ctx.saved_tensors
-        temperature, head_dtype, chunk, with_entropy = ctx.settings
-        d_logp, d_entropy = (g / temperature for g in gradients)
-        d_hidden = torch.zeros_like(hidden, dtype=_wide(head_dtype))
+        tiles, head, chunk, with_entropy = ctx.settings
+        d_logp, d_entropy = (g / head["temperature"] for g in gradients)
+        operand, sums = tiles.operand_dtype(hidden, weight, head["head_dtype"]), wide(head["head_dtype"])
+        d_hidden = torch.zeros_like(hidden, dtype=sums)
         d_weight = torch.empty_like(weight)
-        for columns in _slices(len(weight), VOCABULARY_TILE):
-            w = weight[columns].to(head_dtype)
-            d_w = torch.zeros_like(w, dtype=_wide(head_dtype))
-            for rows in _slices(len(targets), chunk):
-                h = hidden[rows].to(head_dtype)
-                z = head_logits(h, w, head_dtype).div_(temperature)
-                of_entropy = None
-                if with_entropy:  # dH/dz = -p (log p + H)
-                    log_p = z - log_sum_all[rows, None]
-                    of_entropy = (log_p + entropy[rows, None]).mul_(log_p.exp_()).mul_(-d_entropy[rows, None])
-                if kept is not None:
-                    z.masked_fill_(~_allowed(kept[rows], columns), -torch.inf)
-                d_z = _to_logit_gradient(z, targets[rows], columns, log_sum[rows], d_logp[rows])
-                if of_entropy is not None:
-                    d_z += of_entropy
-                d_z = d_z.to(head_dtype)
+        for columns in slices(len(weight), tiles.VOCABULARY_TILE):
+            w = weight[columns].to(operand)
+            d_w = torch.zeros_like(w, dtype=sums)
+            for rows in slices(len(targets), chunk):
+                h = hidden[rows].to(operand)
+                d_z = tiles.logit_gradient(
+                    h,
+                    w,
+                    targets[rows],
+                    None if kept is None else kept[rows],
+                    columns,
+                    log_sum[rows],
+                    d_logp[rows],
+                    (log_sum_all[rows], entropy[rows], d_entropy[rows]) if with_entropy else None,
+                    **head,
+                )
                 _add_product(d_hidden[rows], d_z, w)
                 _add_product(d_w, d_z.mT, h)
             d_weight[columns] = d_w
@@ -177,27 +176,27 @@ class _WeightedLogprobSum(torch.autograd.Function):
         kept: Tensor | None,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        wide, vocabulary = _wide(head_dtype), len(weight)
+        sums, vocabulary = wide(head_dtype), len(weight)
         everything = slice(0, vocabulary)
-        d_hidden = torch.zeros_like(hidden, dtype=wide)
-        d_weight = torch.zeros_like(weight, dtype=wide)
-        logp = hidden.new_zeros(len(targets), dtype=wide)
+        d_hidden = torch.zeros_like(hidden, dtype=sums)
+        d_weight = torch.zeros_like(weight, dtype=sums)
+        logp = hidden.new_zeros(len(targets), dtype=sums)
         value = logp.new_zeros(())
-        buffer = hidden.new_empty(min(chunk, len(targets)), vocabulary, dtype=wide)
-        for rows in _slices(len(targets), chunk):
+        buffer = hidden.new_empty(min(chunk, len(targets)), vocabulary, dtype=sums)
+        for rows in slices(len(targets), chunk):
             h = hidden[rows].to(head_dtype)
             z = buffer[: len(h)]
-            for columns in _slices(vocabulary, VOCABULARY_TILE):
+            for columns in slices(vocabulary, VOCABULARY_TILE):
                 z[:, columns] = head_logits(h, weight[columns].to(head_dtype), head_dtype)
             z.div_(temperature)
             if kept is not None:
-                z.masked_fill_(~_allowed(kept[rows], everything), -torch.inf)
+                z.masked_fill_(~allowed(kept[rows], everything), -torch.inf)
             chosen, log_sum = z.gather(-1, targets[rows, None]).squeeze(-1), _log_sum(z)
             logp[rows] = chosen - log_sum
             c = coefficient(logp[rows], rows)
             value += (c * logp[rows]).sum()
-            d_z = _to_logit_gradient(z, targets[rows], everything, log_sum, c / temperature)
-            for columns in _slices(vocabulary, VOCABULARY_TILE):
+            d_z = softmax_gradient(z, targets[rows], everything, log_sum, c / temperature)
+            for columns in slices(vocabulary, VOCABULARY_TILE):
                 part = d_z[:, columns].to(head_dtype)
                 _add_product(d_hidden[rows], part, weight[columns].to(head_dtype))
                 _add_product(d_weight[columns], part.mT, h)
@@ -215,30 +214,9 @@ class _WeightedLogprobSum(torch.autograd.Function):
         return d_hidden.mul_(gradients[0]), d_weight.mul_(gradients[0]), None, None, None, None, None, None
 
 
-def _to_logit_gradient(z: Tensor, targets: Tensor, columns: slice, log_sum: Tensor, d_logp: Tensor) -> Tensor:
-    """d logp/dz = onehot - softmax, times d_logp, of one tile; overwrites z. -inf in z: outside the kept set."""
-    d_z = z.sub_(log_sum[:, None]).exp_().mul_(-d_logp[:, None])
-    local, inside = _local(targets, columns)
-    return d_z.scatter_add_(-1, local[:, None], d_logp.where(inside, 0)[:, None])
-
-
-def _local(targets: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Targets as positions within the tile (0 for those outside), and which are inside."""
-    inside = (targets >= columns.start) & (targets < columns.stop)
-    return (targets - columns.start).where(inside, 0), inside
-
-
-def _allowed(kept: Tensor, columns: slice) -> Tensor:
-    """The kept sets [t, K] as a 0/1 mask over the tile's columns, bool [t, v]."""
-    width = columns.stop - columns.start
-    inside = (kept >= columns.start) & (kept < columns.stop)
-    mask = torch.zeros(len(kept), width + 1, dtype=torch.bool, device=kept.device)
-    return mask.scatter_(-1, (kept - columns.start).where(inside, width), True)[:, :width]
-
-
 def _log_sum(z: Tensor) -> Tensor:
     """logsumexp over the last dimension, tile by tile: the library's makes a second tensor of z's size."""
-    parts = [z[:, columns].logsumexp(-1) for columns in _slices(z.shape[-1], VOCABULARY_TILE)]
+    parts = [z[:, columns].logsumexp(-1) for columns in slices(z.shape[-1], VOCABULARY_TILE)]
     return torch.stack(parts).logsumexp(0)
 
 
@@ -248,11 +226,3 @@ def _add_product(into: Tensor, a: Tensor, b: Tensor) -> None:
         into.addmm_(a, b)
     else:
         into += a @ b
-
-
-def _slices(total: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, total)) for start in range(0, total, size))
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

@@ -4,7 +4,8 @@
 
 `plain` makes all logits (linear, log_softmax, gather); `recomputed` is `token_logprobs`, `one_pass` is
 `weighted_logprob_sum`. The objective is CISPO's. Each measurement is a process of its own, since a peak never falls;
-the variants are interleaved, and a variant's time is its fastest. Extra memory is the rise of the peak above what the
+the variants are interleaved, and a variant's time is its fastest: of the clock on a GPU, on a CPU the seconds that the
+process had, so that others' work on the machine counts little. Extra memory is the rise of the peak above what the
 inputs take, less the gradients: of the resident set on a CPU (Linux), of the allocator on a GPU."""
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,6 +61,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of hidden and weight")
     parser.add_argument("--variant", choices=list(VARIANTS), help="measure this one here, and print its JSON")
     arguments = parser.parse_args()
     if arguments.variant:
@@ -85,20 +88,22 @@ def measure(variant: Callable[..., Tensor], arguments: argparse.Namespace) -> di
     torch.manual_seed(0)
     device = torch.device(arguments.device)
     n, width, vocab = arguments.tokens, arguments.hidden, arguments.vocab
-    hidden = torch.randn(n, width, device=device).requires_grad_()
-    weight = torch.randn(vocab, width, device=device).mul_(width**-0.5).requires_grad_()
+    given: dict[str, Any] = {"device": device, "dtype": getattr(torch, arguments.dtype)}
+    hidden = torch.randn(n, width, **given).requires_grad_()
+    weight = torch.randn(vocab, width, **given).mul_(width**-0.5).requires_grad_()
     targets = torch.randint(0, vocab, (n,), device=device)
     logp_gen, advantage = -torch.rand(n, device=device) - 12, torch.randn(n, device=device)
     few = [t[:8] for t in (targets % 64, logp_gen, advantage)]
     variant(hidden.detach()[:8].requires_grad_(), weight.detach()[:64].requires_grad_(), *few).backward()  # warm-up
     before = in_use(device)
     restart_peak(device)
-    start = time.perf_counter()
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    start = clock()
     value = variant(hidden, weight, targets, logp_gen, advantage)
     (-value).backward()
-    extra = peak(device) - before - 4 * (hidden.numel() + weight.numel())
+    extra = peak(device) - before - hidden.nbytes - weight.nbytes
     return {
-        "seconds": time.perf_counter() - start,
+        "seconds": clock() - start,
         "extra_mib": extra / 2**20,
         "objective": float(value.detach()),
     }

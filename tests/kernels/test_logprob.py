@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from scalerl.kernels import logprob as module
+from scalerl.kernels import logprob_torch
 from scalerl.kernels.head import head_logits
 from scalerl.kernels.logprob import (
     token_logits,
@@ -23,7 +24,8 @@ T, H, V = 11, 6, 17
 @pytest.fixture(params=[5, V, 1024], ids=lambda width: f"tile{width}", autouse=True)
 def vocabulary_tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ragged tiles of the vocabulary, one that fits exactly, and the shipped width."""
-    monkeypatch.setattr(module, "VOCABULARY_TILE", request.param)
+    for tiled in (module, logprob_torch):
+        monkeypatch.setattr(tiled, "VOCABULARY_TILE", request.param)
 
 
 def problem(dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
