@@ -94,10 +94,8 @@ class CheckpointWriter:
         )
 
 
-def load_last_checkpoint(run_dir: Path) -> Checkpoint | None:
-    """The run's last whole checkpoint, None where there is none yet; what a kill left half-done is removed.
-
-    Raises UserError where it can't be read."""
+def tidy_checkpoints(run_dir: Path) -> None:
+    """Remove what a kill left half-done. Nobody else may be writing: see `lock_run`."""
     folder = run_dir / "checkpoints"
     for half in folder.glob(f"step_*{_HALF}"):
         shutil.rmtree(half)
@@ -106,7 +104,11 @@ def load_last_checkpoint(run_dir: Path) -> Checkpoint | None:
             shutil.rmtree(replaced)
         else:
             replaced.rename(replaced.with_suffix(""))
-    found = _whole(folder)
+
+
+def load_last_checkpoint(run_dir: Path) -> Checkpoint | None:
+    """The run's last whole checkpoint, None where there is none yet. Raises UserError where it can't be read."""
+    found = _whole(run_dir / "checkpoints")
     if not found:
         return None
     try:

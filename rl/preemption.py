@@ -1,7 +1,11 @@
-"""SIGTERM and SIGINT: the first stops the run where it can be resumed, the second ends the process at once."""
+"""SIGTERM and SIGINT: the first stops the run where it can be resumed, the second ends the process at once.
+
+Under torchrun the second counts for nothing: Slurm signals every process, and torchrun hands on what it gets itself.
+torchrun kills ranks that take longer than its `--shutdown-timeout`."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -32,6 +36,8 @@ class Stop:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and "TORCHELASTIC_RUN_ID" in os.environ:
+            return
         if self.requested:
             if sys.stderr.isatty():
                 sys.stderr.write("\x1b[?25h")  # a live progress line hides the cursor

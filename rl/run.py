@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from scalerl.rl.checkpoint import Checkpoint, CheckpointWriter, load_last_checkpoint
+from scalerl.rl.checkpoint import Checkpoint, CheckpointWriter, load_last_checkpoint, tidy_checkpoints
 from scalerl.rl.config import BuiltinModel, RunConfig
 from scalerl.rl.engines.generator import build_generator
 from scalerl.rl.engines.interface import Generator, Outcome
@@ -20,6 +20,7 @@ from scalerl.rl.errors import Preempted, RunEnded, UserError
 from scalerl.rl.evaluation import Evaluator
 from scalerl.rl.health import Health
 from scalerl.rl.ledger import Ledger
+from scalerl.rl.lock import lock_run
 from scalerl.rl.models.load import check_model_dir
 from scalerl.rl.models.tokenizer import load_tokenizer
 from scalerl.rl.models.warm_start import prepare_builtin
@@ -47,7 +48,7 @@ def start_run(config: RunConfig, sources: Mapping[str, str]) -> Path:
         return Path(config.run_dir)
     new_parent = not Path(config.run_dir).parent.exists()
     path = create_run_dir(config, sources)
-    with Stop() as stop:
+    with lock_run(path), Stop() as stop:
         try:
             run = Run(config, path, stop)
         except UserError:
@@ -61,12 +62,19 @@ def resume_run(path: Path, wanted: RunConfig | None = None, *, allow_change: boo
     """Go on with the run in `path` from its last checkpoint, or from its start where it has none.
 
     wanted: the configuration to go on with, the one in `path` where None. What was logged after the checkpoint is
-    written anew; its device hours are booked as wasted. Raises UserError where `path` is no run, or where the
-    configuration isn't the checkpoint's and the change isn't allowed, and otherwise as `start_run`."""
+    written anew; its device hours are booked as wasted. Raises UserError where `path` is no run, where another process
+    works on it, or where the configuration isn't the checkpoint's and the change isn't allowed, and otherwise as
+    `start_run`."""
     written = read_config(path)
     config = wanted or written
     if launched()[0]:
         return follow_run(config)
+    with lock_run(path):
+        _resume(path, written, config, allow_change=allow_change)
+
+
+def _resume(path: Path, written: RunConfig, config: RunConfig, *, allow_change: bool) -> None:
+    tidy_checkpoints(path)
     checkpoint = load_last_checkpoint(path)
     changes = check_changes(written, config, checkpoint, allowed=allow_change)
     if checkpoint is not None and is_complete(checkpoint.state, config):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scalerl.cli.compose import compose, recompose
-from scalerl.rl.checkpoint import load_last_checkpoint
+from scalerl.rl.checkpoint import load_last_checkpoint, tidy_checkpoints
 from scalerl.rl.errors import RunEnded, UserError
 from scalerl.rl.export import export_run
 from scalerl.rl.resume import record_resume
@@ -128,6 +128,8 @@ def test_half_written_checkpoints_go_and_a_replaced_one_returns(run):
     folder = run / "checkpoints"
     (folder / "step_7.tmp").mkdir()
     (folder / "step_5").rename(folder / "step_5.old")
+    assert load_last_checkpoint(run) is None and len(list(folder.iterdir())) == 2  # looking changes nothing
+    tidy_checkpoints(run)
     checkpoint = load_last_checkpoint(run)
     assert checkpoint is not None and checkpoint.folder == folder / "step_5"
     assert [p.name for p in folder.iterdir()] == ["step_5"]
