@@ -311,6 +311,7 @@ class Trainer(Strict):
     weight_decay: NonNegative
     clip_norm: Positive
     micro_batch_tokens: Count  # padded tokens put through the model at once
+    packing: bool  # several sequences in one line, where they don't see each other
     logprob_chunk: Count  # tokens whose logits are in memory at once
     activation_checkpointing: bool
     threads: Count

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -34,3 +36,27 @@ def objective(logp: Tensor, entropy: Tensor | None, tokens: Tokens, recipe: Reci
         assert entropy is not None, "the entropy bonus needs entropies"
         terms = terms + recipe.bonus.coef * entropy
     return (tokens.weight * tokens.unmasked(terms)).sum(), metrics
+
+
+def is_tokenwise(recipe: Recipe) -> bool:
+    """Whether each token's term depends on the current policy through its own log-probability alone."""
+    return (
+        recipe.loss != "gspo"
+        and recipe.offpolicy_sequence_mask == "off"
+        and not recipe.mismatch_correction.endswith(("sequence", "geometric"))
+        and recipe.entropy_control != "bonus"
+        and recipe.sampling_mask != "aux_token"
+    )
+
+
+def objective_gradient(tokens: Tokens, recipe: Recipe) -> Callable[[Tensor, slice], Tensor]:
+    """(log-probabilities of some of the tokens [t], which) -> the gradient of `objective` to them [t], where the recipe
+    `is_tokenwise`: what `weighted_logprob_sum` needs."""
+
+    def gradient(logp: Tensor, rows: slice) -> Tensor:
+        with torch.enable_grad():
+            leaf = logp.detach().requires_grad_()
+            value, _ = objective(leaf, None, tokens.part(rows), recipe)
+        return torch.autograd.grad(value, leaf)[0]
+
+    return gradient

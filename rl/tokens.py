@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -40,6 +40,11 @@ class Tokens:
             return self.logp_gen
         assert self.logp_old is not None, "ratio=trainer_old needs a pass under theta_b"
         return self.logp_old
+
+    def part(self, rows: slice) -> Tokens:
+        """Some of the tokens, which may be parts of completions only."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: value[rows] for name, value in values.items() if isinstance(value, Tensor)})
 
     def log_ratio(self, logp: Tensor) -> Tensor:
         """log rho [T]; 0 on masked tokens, whose generator log-probability means nothing."""

@@ -24,8 +24,9 @@ from scalerl.rl.metrics import Metrics
 from scalerl.rl.micro_batches import MicroBatch, balance, length, micro_batch
 from scalerl.rl.mismatch import mismatch_metrics
 from scalerl.rl.models.load import load_model
+from scalerl.rl.models.packing import require_packing
 from scalerl.rl.models.router_replay import replay, replayable_routers
-from scalerl.rl.objective import objective
+from scalerl.rl.objective import is_tokenwise, objective, objective_gradient
 from scalerl.rl.policy import Policy
 from scalerl.rl.sharding import World, checkpoint_activations, collective, local_device, shard, whole
 from scalerl.rl.types import ScoredGroup
@@ -64,6 +65,8 @@ class Trainer:
         self.flops = 0.0
         if self._recipe.router_replay == "r3":
             replayable_routers(self.model)  # raises UserError where it can't be
+        if config.trainer.packing:
+            require_packing(self.model)  # raises UserError where it can't be
         self._reference = None
         if self._recipe.kl != "none":
             self._reference = self._policy(copy.deepcopy(self.model).requires_grad_(False))
@@ -77,6 +80,8 @@ class Trainer:
             eps=config.trainer.eps,
             weight_decay=config.trainer.weight_decay,
         )
+        # The Triton kernels write no logits, so that on a GPU a second pass over them is worth its products.
+        self._one_pass = is_tokenwise(self._recipe) and self._device.type == "cpu"
         self._updates = 0  # of the optimiser, so far
         self._n_prepared = 0
         self._prepared: dict[int, Prepared] = {}  # batches between `prepare` and `finish_batch`
@@ -102,9 +107,9 @@ class Trainer:
     def prepare(self, groups: Sequence[ScoredGroup], version: int) -> Prepared:
         """Assemble the batch that is trained at policy version `version`; call just before its first update."""
         batch = assemble(groups, self._recipe)
-        budget = self._config.trainer.micro_batch_tokens
-        parts = balance(batch.rows, self.world.size, budget)[self.world.rank]
-        micro_batches = [micro_batch(rows, self._recipe, self._device) for rows in parts]
+        settings = self._config.trainer
+        parts = balance(batch.rows, self.world.size, settings.micro_batch_tokens, packing=settings.packing)
+        micro_batches = [micro_batch(lines, self._recipe, self._device) for lines in parts[self.world.rank]]
         prepared = Prepared(batch, micro_batches, version, self._n_prepared)
         self._n_prepared += 1
         self._prepared[prepared.number] = prepared
@@ -127,11 +132,13 @@ class Trainer:
             self._select(prepared, step)
         self._optimizer.zero_grad(set_to_none=True)
         own, own_total = Metrics(), 0.0
+        with_entropy = self._recipe.entropy_control == "bonus"
         for micro in prepared.micro_batches:
             with self._routing(self.policy, micro):
-                scores = self.policy(micro, with_entropy=self._recipe.entropy_control == "bonus")
+                coefficient = objective_gradient(micro.tokens, self._recipe) if self._one_pass else None
+                scores = self.policy(micro, with_entropy=with_entropy, coefficient=coefficient)
                 value, measured = objective(scores.score, scores.entropy, micro.tokens, self._recipe)
-                (-value).backward()
+                (-(value if scores.weighted is None else scores.weighted)).backward()
             own_total += float(value.detach())
             own.update(measured)
             own.update(mismatch_metrics(scores.logp.detach(), micro.tokens, prepared.version))

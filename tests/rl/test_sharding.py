@@ -6,8 +6,10 @@ covered here."""
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,7 @@ from scalerl.rl.checkpoint import read_tensors
 from scalerl.rl.micro_batches import balance, length
 from scalerl.rl.models.builtin import build_model
 from scalerl.rl.models.tokenizer import character_tokenizer
+from scalerl.rl.runlog import read_rows
 from scalerl.rl.sharding import collective, join_world, whole
 from scalerl.rl.trainer import NonFinite, Trainer, follow
 from tests.rl.ranks import on_ranks
@@ -28,7 +31,10 @@ from tests.rl.small_run import SMALL, rows
 
 STEPS = 5
 KL = ("recipe.kl=k3_as_loss", "recipe.ratio=trainer_old", "recipe.loss=grpo", "trainer.activation_checkpointing=true")
-COV = ("recipe.entropy_control=clip_cov", "recipe.clip_cov.share=0.2", "recipe.clip_cov.cov_low=-10")
+COV = (
+    *("recipe.entropy_control=clip_cov", "recipe.clip_cov.share=0.2", "recipe.clip_cov.cov_low=-10"),
+    *("trainer.packing=true", "trainer.micro_batch_tokens=40"),
+)
 
 
 class Probe(Trainer):
@@ -111,7 +117,7 @@ def _rank(rank, size, store, config, folder, groups, expected, checkpoints):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("overrides", [(), KL, COV], ids=["cispo", "reference", "clip_cov"])
+@pytest.mark.parametrize("overrides", [(), KL, COV], ids=["cispo", "reference", "clip_cov-packed"])
 def test_ranks_equal_one_process(size, overrides, folder, groups, tmp_path):
     wanted = config(folder, *overrides)
     one = Probe(wanted, folder)
@@ -152,16 +158,24 @@ def _row(tokens) -> Any:
     return SimpleNamespace(prompt_ids=(1,), completion=SimpleNamespace(tokens=[0] * (tokens - 1)))
 
 
+def _balanced(lengths, ranks, budget, packing=False):
+    parts = balance([_row(n) for n in lengths], ranks, budget, packing=packing)
+    return [[[[length(row) for row in line] for line in micro] for micro in rank] for rank in parts]
+
+
 def test_micro_batches_are_balanced_over_ranks_and_equally_many():
-    lengths = [9, 8, 7, 6, 5, 4, 3, 2, 1]
-    parts = balance([_row(n) for n in lengths], 2, 12)
-    assert [[[length(row) for row in micro] for micro in rank] for rank in parts] == [
-        [[9], [6, 5], [2, 1]],
-        [[8], [7], [4, 3]],
+    assert _balanced([9, 8, 7, 6, 5, 4, 3, 2, 1], 2, 12) == [
+        [[[9]], [[6], [5]], [[2], [1]]],
+        [[[8]], [[7]], [[4], [3]]],
     ]
-    few = balance([_row(9), _row(8), _row(2)], 2, 9)
-    assert [[len(micro) for micro in rank] for rank in few] == [[1, 0], [1, 1]]
-    assert balance([], 2, 12) == [[], []]
+    assert _balanced([9, 8, 2], 2, 9) == [[[[9]], []], [[[8]], [[2]]]]
+    assert _balanced([], 2, 12) == [[], []]
+
+
+def test_packed_rows_fill_the_lines_of_a_micro_batch():
+    """By hand: at width 9 two lines are in the budget, and of what is left three at width 5."""
+    assert _balanced([9, 7, 5, 4, 3, 2, 2, 1], 1, 18, packing=True) == [[[[9], [7, 2]], [[5], [4, 1], [3, 2]]]]
+    assert _balanced([6, 3, 3], 1, 4, packing=True) == [[[[6]], [[3]], [[3]]]]
 
 
 @pytest.mark.slow
@@ -182,3 +196,48 @@ def test_a_run_under_torchrun_has_the_curve_of_one_process(tmp_path):
     curves = [[row["pass_rate"] for row in rows(tmp_path / name, "eval.jsonl")] for name in ("one", "two")]
     assert len(curves[0]) == 3
     assert curves[0] == curves[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heard", [True, False], ids=["torchrun hears it", "torchrun ignores it"])
+def test_a_signal_to_a_job_of_two_ranks_stops_at_a_checkpoint(heard, tmp_path):
+    """SIGTERM to every process, as Slurm sends it; torchrun hands it on once more unless it was told to ignore it, and
+    then ends with 0 too. Resumed, the run is one that was never stopped."""
+    torchrun, scalerl = (Path(sys.executable).with_name(name) for name in ("torchrun", "scalerl"))
+    launcher = [torchrun, "--nproc-per-node", "2", "--shutdown-timeout", "300", "--no-python", scalerl, "train"]
+    overrides = [*SMALL, f"model.cache_dir={tmp_path / 'cache'}", "steps=8"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def finish(*arguments):
+        done = subprocess.run([*launcher, *arguments], capture_output=True, text=True, env=environment, timeout=1200)
+        assert done.returncode == 0, done.stderr
+
+    finish(*overrides, "--run-dir", tmp_path / "whole")
+    run = tmp_path / "run"
+    quietly = ["sh", "-c", "trap '' TERM; exec \"$@\"", "sh"] if not heard else []
+    job = subprocess.Popen(
+        [*quietly, *launcher, *overrides, "--run-dir", run],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        limit = time.monotonic() + 600
+        while len(read_rows(run / "metrics.jsonl")) < 3:
+            assert time.monotonic() < limit and job.poll() is None
+            time.sleep(0.02)
+        ranks = [int(pid) for pid in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()]
+        assert len(ranks) == 2
+        for pid in [job.pid, *ranks]:
+            os.kill(pid, signal.SIGTERM)
+        said, _ = job.communicate(timeout=600)
+    finally:
+        job.kill()
+    assert "resume with: scalerl train --resume" in said
+    assert (job.returncode == 0) == (not heard)
+    assert 3 <= len(read_rows(run / "metrics.jsonl")) < 8
+    finish("--resume", run)
+    for name in ("eval.jsonl", "metrics.jsonl"):
+        assert rows(run, name) == rows(tmp_path / "whole", name)
+    assert read_rows(run / "eval.jsonl")[-1]["wasted_device_hours"] == 0
