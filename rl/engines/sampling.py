@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from scalerl.rl.types import Sampling
 
 TOKEN_STREAM, AUX_STREAM = 0, 1
+TILE = 2**20  # logits that a CPU draws from at a time, so that the passes over them stay in its cache
 BLOCK = 256  # tokens of the vocabulary whose probabilities are added up before a draw looks at each of them
 
 
@@ -57,6 +58,19 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling, aux_un
     logits: float32 [n, V]; uniform, aux_uniform: float64 [n] in [0, 1). Raises FloatingPointError where a row's logits
     give no distribution.
     """
+    rows, vocab = logits.shape
+    size = max(1, TILE // vocab) if logits.device.type == "cpu" else rows
+    parts = []
+    for rows_of_tile in (slice(start, start + size) for start in range(0, rows, size)):
+        aux = None if aux_uniform is None else aux_uniform[rows_of_tile]
+        parts.append(_draw(logits[rows_of_tile], uniform[rows_of_tile], sampling, aux))
+    if len(parts) == 1:
+        return parts[0]
+    joined: list[Any] = [None if of[0] is None else torch.cat(of) for of in zip(*parts, strict=True)]
+    return Drawn(*joined)
+
+
+def _draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling, aux_uniform: torch.Tensor | None) -> Drawn:
     full = (logits / sampling.temperature).log_softmax(-1)
     drawn_from, kept = full, None
     if sampling.top_p < 1 or sampling.top_k or sampling.return_kept:

@@ -221,7 +221,7 @@ def compare_curves(args: argparse.Namespace, folder: Path) -> None:
     """Steps in turns until each side's evaluation has reached the pass rate."""
     print("| seed | side | training s to pass rate | at step | pass rate there | CPU s | pass rate before training |")
     print("|---|---|---|---|---|---|---|")
-    for seed in range(args.seeds):
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
         config, model = configuration(args, folder, seed)
         sides = start(config, model, folder, args)
         seconds: dict[str, list[float]] = {name: [] for name in sides}
@@ -258,11 +258,12 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=5, help="steps of each side that are not measured")
     parser.add_argument("--threads", type=int, default=2, help="of each side, in all")
     parser.add_argument("--to-pass-rate", type=float)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="how many, where a pass rate is the goal")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=4, help="steps between evaluations where a pass rate is the goal")
     parser.add_argument("--trl-python", default=str(ROOT / ".trl" / "bin" / "python"))
     parser.add_argument("--trl-processes", type=int, default=2, help="TRL's data-parallel processes")
-    parser.add_argument("--trl-at-once", type=int, default=64, help="completions in one of TRL's micro-batches")
+    parser.add_argument("--trl-at-once", type=int, default=128, help="completions in one of TRL's micro-batches")
     parser.add_argument("overrides", nargs="*", help="of scalerl's configuration")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="against_trl_"))

@@ -84,6 +84,16 @@ def test_draws_by_blocks_invert_the_whole_cdf(vocab):
     assert draw(logits, u, sampling(), None).tokens.tolist() == (cdf <= u[:, None]).sum(-1).tolist()
 
 
+def test_tiles_of_rows_change_no_draw(monkeypatch):
+    logits = torch.randn(10, 40, generator=torch.Generator().manual_seed(0))
+    u, aux = (torch.from_numpy(uniforms(3, 1, 0, 10, purpose)) for purpose in (0, AUX_STREAM))
+    settings = sampling(top_p=0.9, return_kept=True)
+    whole = draw(logits, u, settings, aux)
+    monkeypatch.setattr("scalerl.rl.engines.sampling.TILE", 3 * 40)
+    for found, expected in zip(draw(logits, u, settings, aux), whole, strict=True):
+        assert found is not None and expected is not None and torch.equal(found, expected)
+
+
 def test_some_cdf_is_below_the_largest_uniform():
     """The case that the fallback is for does occur."""
     probs = torch.randn(64, 31, generator=torch.Generator().manual_seed(0)).softmax(-1)
