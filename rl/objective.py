@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scalerl.rl.kl import kl_term
-from scalerl.rl.losses import get_loss
+from scalerl.rl.losses import TOKENWISE, get_loss
 from scalerl.rl.metrics import Mean, Metric
 from scalerl.rl.mismatch import apply_to_policy
 from scalerl.rl.recipe import Recipe
@@ -41,7 +41,7 @@ def objective(logp: Tensor, entropy: Tensor | None, tokens: Tokens, recipe: Reci
 def is_tokenwise(recipe: Recipe) -> bool:
     """Whether each token's term depends on the current policy through its own log-probability alone."""
     return (
-        recipe.loss != "gspo"
+        recipe.loss in TOKENWISE
         and recipe.offpolicy_sequence_mask == "off"
         and not recipe.mismatch_correction.endswith(("sequence", "geometric"))
         and recipe.entropy_control != "bonus"

@@ -14,6 +14,9 @@ LOSSES: dict[str, tuple[str, ...]] = {
     "gspo": ("eps_low", "eps_high"),
     "reinforce": (),
 }
+# Those of which each token's term depends on the policy through that token's log-probability alone: their gradient
+# takes one pass over the vocabulary (`rl/objective.py`). A loss that isn't named here is right too, and slower.
+TOKENWISE = ("cispo", "dapo", "grpo", "reinforce")
 
 
 def get_loss(name: str) -> Callable:
