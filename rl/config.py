@@ -65,7 +65,7 @@ class BuiltinModel(Strict):
 
 
 class HFModel(Strict):
-    """Any Hugging Face causal LM folder."""
+    """Any Hugging Face causal LM: a folder, or an id of the hub."""
 
     kind: Literal["hf"]
     path: str
@@ -206,14 +206,30 @@ class SumsTask(Strict):
     reward: Reward
 
 
-FileTask = Annotated[MathTask | CodeTask | PythonTask, Field(discriminator="kind")]
+class ReasoningGymTask(Strict):
+    """One task of the library reasoning-gym, with its own scorer."""
+
+    kind: Literal["reasoning_gym"]
+    name: str
+    parameters: dict[str, Any]
+    n_train: Count
+    n_held_out: Count
+    seed: int
+    pass_score: Share  # from which an answer counts as correct
+    asking: Asking
+    reward: Reward
+    workers: Count
+    time_limit: Positive  # seconds a score may take
+
+
+PartTask = Annotated[MathTask | CodeTask | PythonTask | ReasoningGymTask | SumsTask, Field(discriminator="kind")]
 
 
 class MixtureTask(Strict):
     """Several tasks, each with its weight in training and a held-out curve of its own."""
 
     kind: Literal["mixture"]
-    tasks: dict[str, FileTask]
+    tasks: dict[str, PartTask]
     weights: dict[str, Positive]
 
     @model_validator(mode="after")
@@ -226,7 +242,7 @@ class MixtureTask(Strict):
 
 
 Task = Annotated[
-    AdditionTask | CountdownTask | SumsTask | MathTask | CodeTask | PythonTask | MixtureTask,
+    AdditionTask | CountdownTask | SumsTask | MathTask | CodeTask | PythonTask | ReasoningGymTask | MixtureTask,
     Field(discriminator="kind"),
 ]
 

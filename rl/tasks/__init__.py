@@ -89,7 +89,7 @@ class DemonstratedTask(Task, Protocol):
 
 
 def build_task(config: TaskConfig, name: str | None = None) -> Task:
-    """The task that `config` describes; `name` is its own in a mixture, for one that reads files. Raises UserError
+    """The task that `config` describes; `name` is its own in a mixture. Raises UserError
     where its files or libraries are missing."""
     from scalerl.rl.tasks.addition import Addition
     from scalerl.rl.tasks.code import Code
@@ -97,6 +97,7 @@ def build_task(config: TaskConfig, name: str | None = None) -> Task:
     from scalerl.rl.tasks.math import Math
     from scalerl.rl.tasks.mixture import Mixture
     from scalerl.rl.tasks.python_task import PythonTask
+    from scalerl.rl.tasks.reasoning_gym_task import ReasoningGymTask
     from scalerl.rl.tasks.sums import Sums
 
     match config.kind:
@@ -105,13 +106,15 @@ def build_task(config: TaskConfig, name: str | None = None) -> Task:
         case "countdown":
             return Countdown(config)
         case "sums":
-            return Sums(config)
+            return Sums(config, name or "sums")
         case "math":
             return Math(config, name or "math")
         case "code":
             return Code(config, name or "code")
         case "python":
             return PythonTask(config, name or "python")
+        case "reasoning_gym":
+            return ReasoningGymTask(config, name or config.name)
         case "mixture":
             return Mixture(config)
 

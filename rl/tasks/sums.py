@@ -23,10 +23,8 @@ class Sums:
     else. One that is no single number is `unparsed`, so learning to answer and learning to add can be told apart.
     Held out are all pairs that `addition.is_held_out` names, in any order of the operands."""
 
-    name = "sums"
-
-    def __init__(self, config: SumsTask) -> None:
-        self._config, self._make = config, put(config.asking, self.name)
+    def __init__(self, config: SumsTask, name: str) -> None:
+        self.name, self._config, self._make = name, config, put(config.asking, name)
         if not (self._train and self._held_out):
             raise UserError(f"task.largest={config.largest} leaves no sum to train on or to hold out; raise it")
 
@@ -45,7 +43,7 @@ class Sums:
         return self._held_out
 
     def extra_prompts(self, name: str) -> Sequence[Prompt]:
-        raise UserError(f"eval.extra: the task sums has no set '{name}'; it has none")
+        raise UserError(f"eval.extra: the task {self.name} has no set '{name}'; it has none")
 
     def verify(self, prompt: Prompt, completion: str) -> bool:
         return self.verify_batch([(prompt, completion)])[0].correct

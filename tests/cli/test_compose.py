@@ -22,7 +22,7 @@ def test_the_default_composes_and_each_key_has_its_source():
 
 
 REQUIRED = {"model=hf": ["model.path=m"], "task=math": ["task.data.train=a"], "task=code": ["task.data.train=a"]}
-REQUIRED |= {"task=python": ["task.module=m.py"]}
+REQUIRED |= {"task=python": ["task.module=m.py"], "task=reasoning_gym": ["task.name=chain_sum"]}
 REQUIRED |= {"task=mixture": ["task.tasks.math.data.train=a", "task.tasks.code.data.train=b"]}
 
 

@@ -25,7 +25,7 @@ def config(*overrides: str):
 def sums(*overrides: str) -> Sums:
     task = config(*overrides).task
     assert task.kind == "sums"
-    return Sums(task)
+    return Sums(task, "sums")
 
 
 def test_every_sum_is_trained_on_or_held_out_in_either_order():
