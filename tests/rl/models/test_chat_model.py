@@ -73,6 +73,7 @@ def config(folder: Path, run_dir: str | None = None):
             "task.asking.template='What is {prompt}?'",
             "task.asking.chat=true",
             "task.asking.system=Add.",
+            "recipe.length_control=interrupt",
             "recipe.generation_budget=48",
             "recipe.interrupt.budget_low=6",
             "recipe.interrupt.budget_high=9",
