@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -120,6 +120,27 @@ def shard(policy: nn.Module, model: nn.Module, world: World, device: torch.devic
 def whole(tensor: Tensor) -> Tensor:
     """A tensor of all its shards; collective where it has any."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class Gathered(Mapping[str, Tensor]):
+    """Tensors by name, each made by a call of `gather` when it is looked up."""
+
+    def __init__(self, names: Iterable[str], gather: Callable[[str], Tensor]) -> None:
+        self._names, self._gather = dict.fromkeys(names), gather
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._gather(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def collective(method: _Method) -> _Method:

@@ -28,7 +28,7 @@ from scalerl.rl.models.packing import require_packing
 from scalerl.rl.models.router_replay import replay, replayable_routers
 from scalerl.rl.objective import is_tokenwise, objective, objective_gradient
 from scalerl.rl.policy import Policy
-from scalerl.rl.sharding import World, checkpoint_activations, collective, local_device, shard, whole
+from scalerl.rl.sharding import Gathered, World, checkpoint_activations, collective, local_device, shard, whole
 from scalerl.rl.types import ScoredGroup
 
 
@@ -95,13 +95,17 @@ class Trainer:
         shard(policy, model, self.world, self._device, dtype)
         return policy
 
-    @collective
-    def weights(self) -> dict[str, Tensor]:
-        """The policy's parameters by their Hugging Face names; tied ones once. Shards are gathered one parameter at a
-        time, to the CPU."""
+    def weights(self) -> Mapping[str, Tensor]:
+        """The policy's parameters by their Hugging Face names; tied ones once. A sharded one is gathered whenever it is
+        looked up, so that nowhere need all be whole at once."""
+        parameters = dict(self.model.named_parameters())
         if self.world.size == 1:
-            return {name: p.detach() for name, p in self.model.named_parameters()}
-        return {name: whole(p.detach()).cpu() for name, p in self.model.named_parameters()}
+            return {name: parameter.detach() for name, parameter in parameters.items()}
+        return Gathered(parameters.keys(), self._gather)
+
+    @collective
+    def _gather(self, name: str) -> Tensor:
+        return whole(self.model.get_parameter(name).detach())
 
     @collective
     def prepare(self, groups: Sequence[ScoredGroup], version: int) -> Prepared:

@@ -168,9 +168,9 @@ async def _make_fleet(config: RunConfig, engine: SGLangEngineConfig, processes: 
 
 
 def _make_transfer(config: RunConfig, engine: SGLangEngineConfig) -> Transfer:
-    dtype = torch_dtype(config.model.dtype)
+    dtype, bucket_bytes = torch_dtype(config.model.dtype), engine.bucket_mb << 20
     if engine.transfer == "disk":
-        return DiskTransfer(Path(config.run_dir) / "servers" / "weights", dtype, engine.transfer_limit)
+        return DiskTransfer(Path(config.run_dir) / "servers" / "weights", dtype, bucket_bytes, engine.transfer_limit)
     backend = "nccl" if engine.device == "cuda" else "gloo"
     device = config.trainer.device if backend == "nccl" else "cpu"
-    return BroadcastTransfer(engine.host, backend, device, engine.bucket_mb << 20, dtype, engine.transfer_limit)
+    return BroadcastTransfer(engine.host, backend, device, dtype, bucket_bytes, engine.transfer_limit)

@@ -39,8 +39,9 @@ class TransferFailed(Exception):
 class Transfer(ABC):
     """Sends weights, named as in the Hugging Face model, to servers that are paused or idle."""
 
-    def __init__(self, dtype: torch.dtype, limit: float) -> None:
-        self._dtype, self._limit = dtype, limit
+    def __init__(self, dtype: torch.dtype, bucket_bytes: int, limit: float) -> None:
+        """bucket_bytes: of weights that are in hand at once, or one tensor where that is larger."""
+        self.dtype, self._bucket_bytes, self._limit = dtype, bucket_bytes, limit
 
     @abstractmethod
     async def send(self, members: Sequence[Member], state: Mapping[str, Tensor], version: int, *, flush: bool) -> None:
@@ -69,8 +70,8 @@ class Transfer(ABC):
 class DiskTransfer(Transfer):
     """Through a folder that the servers see too; of it only the last version stays."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, limit: float) -> None:
-        super().__init__(dtype, limit)
+    def __init__(self, folder: Path, dtype: torch.dtype, bucket_bytes: int, limit: float) -> None:
+        super().__init__(dtype, bucket_bytes, limit)
         self._folder = folder.resolve()
 
     async def send(self, members: Sequence[Member], state: Mapping[str, Tensor], version: int, *, flush: bool) -> None:
@@ -89,8 +90,8 @@ class DiskTransfer(Transfer):
         try:
             shutil.rmtree(self._folder, ignore_errors=True)
             beside.mkdir(parents=True)
-            # "pt": the format that the servers' loaders expect to be named
-            save_file({name: _whole(t, self._dtype, "cpu") for name, t in state.items()}, beside / "model.safetensors")
+            for number, bucket in enumerate(_buckets(state, self.dtype, "cpu", self._bucket_bytes)):
+                save_file(bucket, beside / f"model-{number:05d}.safetensors")
             beside.rename(path)
         except Exception as error:  # safetensors has an exception of its own for a full disk
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -101,9 +102,9 @@ class DiskTransfer(Transfer):
 class BroadcastTransfer(Transfer):
     """A process group of this process, rank 0, and the servers' workers; made anew when the servers change."""
 
-    def __init__(self, host: str, backend: str, device: str, bucket_bytes: int, dtype: torch.dtype, limit: float):
-        super().__init__(dtype, limit)
-        self._host, self._backend, self._device, self._bucket_bytes = host, backend, device, bucket_bytes
+    def __init__(self, host: str, backend: str, device: str, dtype: torch.dtype, bucket_bytes: int, limit: float):
+        super().__init__(dtype, bucket_bytes, limit)
+        self._host, self._backend, self._device = host, backend, device
         self._members: tuple[Client, ...] = ()
         self._usable = False
         self._name = ""
@@ -112,18 +113,23 @@ class BroadcastTransfer(Transfer):
         self._numbers = itertools.count()
 
     async def send(self, members: Sequence[Member], state: Mapping[str, Tensor], version: int, *, flush: bool) -> None:
+        bracketed = [member for member in members if member[1].bracketed_updates]
         try:
             if not self._usable or self._members != tuple(client for client, _ in members):
                 await self._form(members)
-            bracketed = [member for member in members if member[1].bracketed_updates]
             await self._all(bracketed, "/begin_weight_update", [{}] * len(bracketed))
-            buckets = list(_buckets(state, self._dtype, self._bucket_bytes))
-            for number, names in enumerate(buckets, 1):
-                last = number == len(buckets)
-                await self._bucket(members, state, names, version if last else None, flush=flush and last)
+            buckets = _buckets(state, self.dtype, self._device, self._bucket_bytes)
+            bucket = await asyncio.to_thread(next, buckets, None)
+            while bucket is not None:
+                following = await asyncio.to_thread(next, buckets, None)
+                last = following is None
+                await self._bucket(members, bucket, version if last else None, flush=flush and last)
+                bucket = following
             await self._all(bracketed, "/end_weight_update", [{}] * len(bracketed))
         except TransferFailed:
             self.forget()
+            # Else the next could not begin.
+            await self._farewell([client for client, _ in bracketed], "/end_weight_update", {})
             raise
 
     def forget(self) -> None:
@@ -132,12 +138,13 @@ class BroadcastTransfer(Transfer):
 
     async def close(self) -> None:
         if self._group is not None:
-            farewell = [
-                client.post("/destroy_weights_update_group", {"group_name": self._name}, limit=5.0)
-                for client in self._members
-            ]
-            await asyncio.gather(*farewell, return_exceptions=True)
+            await self._farewell(self._members, "/destroy_weights_update_group", {"group_name": self._name})
             self._members, self._group, self._store = (), None, None
+
+    async def _farewell(self, clients: Sequence[Client], path: str, body: Mapping[str, Any]) -> None:
+        """A last word to servers of which some may be gone, or refuse it."""
+        posts = [client.post(path, body, limit=_NAMED_WITHIN) for client in clients]
+        await asyncio.gather(*posts, return_exceptions=True)
 
     async def _form(self, members: Sequence[Member]) -> None:
         await self.close()
@@ -182,20 +189,13 @@ class BroadcastTransfer(Transfer):
             raise TransferFailed(None, f"the process group for weights can't be made: {error}") from None
 
     async def _bucket(
-        self,
-        members: Sequence[Member],
-        state: Mapping[str, Tensor],
-        names: list[str],
-        version: int | None,
-        *,
-        flush: bool,
+        self, members: Sequence[Member], bucket: Mapping[str, Tensor], version: int | None, *, flush: bool
     ) -> None:
-        whole = [_whole(state[name], self._dtype, self._device) for name in names]
-        flat = torch.cat([tensor.flatten().view(torch.uint8) for tensor in whole])
+        flat = torch.cat([tensor.flatten().view(torch.uint8) for tensor in bucket.values()])
         body = {
-            "names": names,
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in whole],
-            "shapes": [list(tensor.shape) for tensor in whole],
+            "names": list(bucket),
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in bucket.values()],
+            "shapes": [list(tensor.shape) for tensor in bucket.values()],
             "group_name": self._name,
             "load_format": "flattened_bucket",
             "flush_cache": flush,
@@ -244,21 +244,16 @@ async def _together(parts: Sequence[Awaitable[None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _whole(tensor: Tensor, dtype: torch.dtype, device: str) -> Tensor:
-    """One parameter as it is sent."""
-    return tensor.detach().to(device=device, dtype=dtype).contiguous()
-
-
-def _buckets(state: Mapping[str, Tensor], dtype: torch.dtype, size: int) -> Iterator[list[str]]:
-    """Names whose tensors make up at most `size` bytes, or one larger tensor."""
-    names: list[str] = []
+def _buckets(state: Mapping[str, Tensor], dtype: torch.dtype, device: str, size: int) -> Iterator[dict[str, Tensor]]:
+    """The tensors as they are sent, in turn: together at most `size` bytes, or one that is larger."""
+    bucket: dict[str, Tensor] = {}
     filled = 0
-    for name, tensor in state.items():
-        n = tensor.numel() * dtype.itemsize
-        if names and filled + n > size:
-            yield names
-            names, filled = [], 0
-        names.append(name)
-        filled += n
-    if names:
-        yield names
+    for name in state:
+        tensor = state[name].detach().to(device=device, dtype=dtype).contiguous()
+        if bucket and filled + tensor.nbytes > size:
+            yield bucket
+            bucket, filled = {}, 0
+        bucket[name] = tensor
+        filled += tensor.nbytes
+    if bucket:
+        yield bucket
