@@ -294,6 +294,7 @@ class SGLangEngineConfig(Strict):
     kv_tokens: Count | None
     update: Literal["in_place", "retract", "drained"]
     transfer: Literal["broadcast", "disk"]
+    check_weights: bool
     bucket_mb: Count
     start_limit: Positive
     transfer_limit: Positive

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from scalerl.rl.config import SGLangEngineConfig
 from scalerl.rl.engines.sglang.books import Book
+from scalerl.rl.engines.sglang.checksums import difference, read_checksums
 from scalerl.rl.engines.sglang.client import Client, Features, ServerFault, ServerRefusal
 from scalerl.rl.engines.sglang.flight import Flight
 from scalerl.rl.engines.sglang.needs import Needs
@@ -171,10 +172,32 @@ class Fleet:
         if mode != "drained":
             await self._control(members, "/pause_generation", {"mode": mode})
         await self._transfer.send(pairs, state, version, flush=mode != "in_place")
+        if self._engine.check_weights:
+            await self._compare(members, state)
         if mode != "drained":
             await self._control(members, "/continue_generation", {})
         for server in members:
             server.status, server.paused_at = "ready", time.monotonic()
+
+    async def _compare(self, members: Sequence[Server], state: Mapping[str, Tensor]) -> None:
+        """Raises TransferFailed for a server that doesn't hold `state`, and UserError where that can't be known."""
+        limit = self._engine.transfer_limit
+
+        async def ask(server: Server) -> tuple[str, list[dict[str, str]]]:
+            try:
+                answer = await server.client.post("/weights_checker", {"action": "checksum"}, limit=limit)
+            except ServerFault as error:
+                raise TransferFailed(server.client, str(error)) from None
+            return server.url, read_checksums(answer)
+
+        try:
+            answers = await asyncio.gather(*map(ask, members))
+            found = difference(answers, state, self._transfer.dtype, self._engine.device)
+        except (ServerRefusal, ValueError) as error:
+            raise UserError(f"engine.check_weights=true: {error}") from None
+        if found is not None:
+            number, words = found
+            raise TransferFailed(members[number].client, f"{members[number].url}: {words}")
 
     async def _control(self, members: Sequence[Server], path: str, body: Mapping[str, str]) -> None:
         async def one(server: Server) -> None:

@@ -1,7 +1,7 @@
 """Starts one SGLang server: `PYTHON launch.py SERVER_ARGUMENTS...`, with the Python of the server's own environment.
 
-Not imported by scalerl, and imports nothing of it. The server is the unmodified one; on a CPU three things that the
-published wheels lack are supplied here, none of which the server calls. It ends, with all its children, when its
+Not imported by scalerl, and imports nothing of it. The server is the unmodified one; on a CPU four things that the
+published wheels lack are supplied here, none of which computes anything. It ends, with all its children, when its
 standard input does: so none outlives the process that started it, however that one ended.
 """
 
@@ -37,6 +37,8 @@ def prepare_cpu() -> None:
     # The buffer of recorded experts is pinned through CUDA.
     host: Any = importlib.import_module("sglang.srt.mem_cache.pool_host.common")
     host._cuda_host_register = lambda *args, **kwargs: None
+    # Its checksums of weights wait for CUDA first.
+    torch.cuda.synchronize = lambda device=None: None
 
 
 def _absent_kernels() -> types.ModuleType:
