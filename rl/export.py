@@ -10,7 +10,7 @@ from scalerl.rl.checkpoint import load_last_checkpoint, read_tensors
 from scalerl.rl.config import BuiltinModel, RunConfig
 from scalerl.rl.errors import UserError
 from scalerl.rl.models.builtin import build_model
-from scalerl.rl.models.load import check_model_dir, load_model
+from scalerl.rl.models.load import find_model, load_model
 from scalerl.rl.models.tokenizer import character_tokenizer, load_tokenizer
 from scalerl.rl.runlog import read_config
 
@@ -44,6 +44,5 @@ def _initial(config: RunConfig) -> tuple[Any, Any]:
     if isinstance(config.model, BuiltinModel):
         tokenizer = character_tokenizer()
         return build_model(config.model.architecture, tokenizer, config.model.warm_start.seed), tokenizer
-    path = Path(config.model.path)
-    check_model_dir(path)
+    path = find_model(config.model.path)
     return load_model(path), load_tokenizer(path)

@@ -21,7 +21,7 @@ from scalerl.rl.evaluation import Evaluator
 from scalerl.rl.health import Health
 from scalerl.rl.ledger import Ledger
 from scalerl.rl.lock import lock_run
-from scalerl.rl.models.load import check_model_dir
+from scalerl.rl.models.load import find_model
 from scalerl.rl.models.tokenizer import load_tokenizer
 from scalerl.rl.models.warm_start import prepare_builtin
 from scalerl.rl.preemption import Stop, leave_signals_to_parent
@@ -410,6 +410,4 @@ def model_folder(config: RunConfig, task: Task) -> Path:
                 "model.path=PATH"
             )
         return prepare_builtin(config.model, task, config.task).path
-    path = Path(config.model.path)
-    check_model_dir(path)
-    return path
+    return find_model(config.model.path)

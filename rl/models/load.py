@@ -1,7 +1,8 @@
-"""Load a policy from an ordinary Hugging Face folder."""
+"""Load a policy from an ordinary Hugging Face folder, or from the hub."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,47 @@ import torch
 
 from scalerl.rl.errors import UserError
 
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")  # weights, configuration, tokenizer
 
-def check_model_dir(path: Path) -> None:
-    """Raises UserError unless `path` is a folder with a Hugging Face configuration and tokenizer."""
-    if not path.is_dir():
-        raise UserError(f"model.path={path} is no folder; give the folder of a Hugging Face causal LM")
+
+def find_model(path: str) -> Path:
+    """The folder of `model.path`: itself, or the local copy of the Hugging Face hub's model of that id, which is
+    downloaded where it isn't there yet.
+
+    Raises UserError where it is neither, the hub can't be reached or has no such model, or what is there is no Hugging
+    Face folder with a configuration and a tokenizer."""
+    folder = Path(path)
+    if not folder.is_dir():
+        # A folder that exists but for its last part is a misspelt path, about which the hub is not asked.
+        if not _HUB_ID.fullmatch(path) or folder.parent.is_dir():
+            raise UserError(f"model.path={path} is no folder; give the folder of a Hugging Face causal LM, or a hub id")
+        folder = _from_hub(path)
     for name, what in (("config.json", "model configuration"), ("tokenizer_config.json", "tokenizer")):
-        if not (path / name).is_file():
+        if not (folder / name).is_file():
             raise UserError(f"model.path={path} has no {name}: it is no Hugging Face folder with a {what}")
+    return folder
+
+
+def _from_hub(name: str) -> Path:
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+    except GatedRepoError:
+        reason = "the Hugging Face hub gives it to accounts that have asked for it: `hf auth login` with one"
+    except RepositoryNotFoundError:
+        reason = "it is no folder, and the Hugging Face hub has no such model"
+    except LocalEntryNotFoundError:
+        reason = (
+            "it is no folder, and the Hugging Face hub, of which there is no copy of it here, can't be reached; give a "
+            "folder, or run once where there is a network"
+        )
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        reason = f"it can't be had from the Hugging Face hub: {str(error).splitlines()[0]}"
+    raise UserError(f"model.path={name}: {reason}")
 
 
 def text_config(path: Path) -> Any:
