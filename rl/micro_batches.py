@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -135,8 +134,8 @@ def _aux_tokens(rows: Sequence[Row], device: torch.device) -> Tensor:
 
 def _experts(lines: Lines, width: int, device: torch.device) -> Tensor:
     """[n, width, layers, top_k]; -1 on padding and on each row's last token, which the generator never fed."""
-    shape = np.shape(lines[0][0].completion.experts)[1:]
-    experts = torch.full((len(lines), width, *shape), -1, dtype=torch.int32)
+    layers_and_k = torch.as_tensor(lines[0][0].completion.experts).shape[1:]
+    experts = torch.full((len(lines), width, *layers_and_k), -1, dtype=torch.int32)
     for i, start, row in _places(lines):
         chosen = torch.as_tensor(row.completion.experts, dtype=torch.int32)
         experts[i, start : start + len(chosen)] = chosen

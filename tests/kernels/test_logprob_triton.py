@@ -86,9 +86,9 @@ def test_chunks(chunk: int) -> None:
 
 @pytest.mark.parametrize("kept_alone", [False, True])
 def test_one_token_and_a_set_of_one(kept_alone: bool) -> None:
-    hidden, weight, targets = (t.detach()[:1] if t.dim() == 1 else t.detach() for t in problem(seed=2))
-    kept = targets[:, None] if kept_alone else None
-    check(hidden[:1].requires_grad_(), weight.requires_grad_(), targets, 1e-5, kept=kept)
+    hidden, weight, targets = problem(seed=2)
+    kept = targets[:1, None] if kept_alone else None
+    check(hidden.detach()[:1].requires_grad_(), weight, targets[:1], 1e-5, kept=kept)
 
 
 def test_large_logits() -> None:
@@ -107,7 +107,7 @@ def test_bfloat16_tensors_under_a_float32_head(body: torch.dtype) -> None:
 def test_a_bfloat16_head_rounds_its_logits() -> None:
     """To a last bit of the largest one: where a GPU rounds to the nearest number, the interpreter cuts off."""
     hidden, weight, targets = problem()
-    settings = {"head_dtype": torch.bfloat16}
+    settings: dict[str, Any] = {"head_dtype": torch.bfloat16}
     found = token_logprobs(hidden, weight, targets, with_entropy=True, **settings)
     expected = token_logprobs_reference(hidden, weight, targets, **settings)
     exact = token_logprobs_reference(hidden, weight, targets)

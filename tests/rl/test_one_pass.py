@@ -82,6 +82,7 @@ def test_it_is_the_objectives_gradient_where_each_token_stands_for_itself(
     value, _ = objective(scores.score, None, micro.tokens, recipe)
     right = torch.autograd.grad(value, tuple(model.parameters()))
     one = policy(micro, coefficient=objective_gradient(micro.tokens, recipe))
+    assert one.weighted is not None
     torch.testing.assert_close(one.logp, scores.logp.detach(), rtol=0, atol=1e-6)
     found = torch.autograd.grad(one.weighted, tuple(model.parameters()))
     assert all(g.norm() > 1e-3 for g in right)
