@@ -266,6 +266,7 @@ def main() -> None:
     parser.add_argument("--trl-at-once", type=int, default=128, help="completions in one of TRL's micro-batches")
     parser.add_argument("overrides", nargs="*", help="of scalerl's configuration")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a stopped comparison stops its sides
     folder = Path(tempfile.mkdtemp(prefix="against_trl_"))
     try:
         (compare_steps if args.to_pass_rate is None else compare_curves)(args, folder)
