@@ -8,6 +8,7 @@ from scalerl.cli.export import export
 from scalerl.cli.filter import filter_command
 from scalerl.cli.fit import fit
 from scalerl.cli.plot import plot
+from scalerl.cli.serve import serve
 from scalerl.cli.sweep import app as sweep
 from scalerl.cli.train import train
 
@@ -24,6 +25,7 @@ app.command("export")(export)
 app.command("filter")(filter_command)
 app.command("fit")(fit)
 app.command("plot")(plot)
+app.command("serve")(serve)
 app.add_typer(sweep, name="sweep")
 
 

@@ -33,15 +33,20 @@ def prepare_cpu() -> None:
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     prepare_cpu.library = library  # pyright: ignore[reportFunctionMemberAccess] (definitions go with their library)
-    sys.modules["sgl_kernel"] = _absent_kernels()
-    # The buffer of recorded experts is pinned through CUDA.
-    host: Any = importlib.import_module("sglang.srt.mem_cache.pool_host.common")
-    host._cuda_host_register = lambda *args, **kwargs: None
-    # Its checksums of weights wait for CUDA first.
+    # The server's checksums of weights wait for CUDA first.
     torch.cuda.synchronize = lambda device=None: None
+    sys.modules["sgl_kernel"] = _absent_kernels("sgl_kernel")
+    try:
+        # The buffer of recorded experts is pinned through CUDA.
+        host: Any = importlib.import_module("sglang.srt.mem_cache.pool_host.common")
+        host._cuda_host_register = lambda *args, **kwargs: None
+    except ModuleNotFoundError as error:  # an older version, which also imports kernels from a submodule
+        if error.name != "sglang.srt.mem_cache.pool_host":
+            raise
+        sys.modules["sgl_kernel.kvcacheio"] = _absent_kernels("sgl_kernel.kvcacheio")
 
 
-def _absent_kernels() -> types.ModuleType:
+def _absent_kernels(full_name: str) -> types.ModuleType:
     """`sgl_kernel` has no CPU wheel; names are imported from it for features that a CPU server does not use."""
 
     def lookup(name: str) -> Any:
@@ -49,12 +54,12 @@ def _absent_kernels() -> types.ModuleType:
             raise AttributeError(name)
 
         def absent(*args: Any, **kwargs: Any) -> Any:
-            raise NotImplementedError(f"sgl_kernel.{name} has no CPU build")
+            raise NotImplementedError(f"{full_name}.{name} has no CPU build")
 
         return absent
 
-    module: Any = types.ModuleType("sgl_kernel")
-    module.__spec__ = importlib.machinery.ModuleSpec("sgl_kernel", None)
+    module: Any = types.ModuleType(full_name)
+    module.__spec__ = importlib.machinery.ModuleSpec(full_name, None)
     module.__getattr__ = lookup
     return module
 
