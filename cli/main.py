@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from scalerl.cli.doctor import doctor
 from scalerl.cli.export import export
 from scalerl.cli.filter import filter_command
 from scalerl.cli.fit import fit
@@ -21,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.command("train")(train)
+app.command("doctor")(doctor)
 app.command("export")(export)
 app.command("filter")(filter_command)
 app.command("fit")(fit)

@@ -62,7 +62,7 @@ class GeneratorCore:
     def execute(self, command: str, *args: Any) -> Outcome:
         start = time.perf_counter()
         groups, state = [], None
-        if command in ("save", "load"):
+        if command in ("save", "load", "prefill_logprobs"):
             state = getattr(self, command)(*args)
         else:
             groups = getattr(self, command)(*args) or []
@@ -107,6 +107,19 @@ class GeneratorCore:
             done += self._evaluator.tick()
         self._eval_work = replace(self._evaluator.work)
         return done
+
+    def prefill_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        """The log-probability of each sequence's last token after a prefill of those before it, at temperature 1 and
+        over the whole vocabulary."""
+        found = []
+        for *context, last in sequences:
+            cache = self._decoder.new_cache(1, len(context))
+            ids = torch.tensor([context], device=self._decoder.device)
+            lengths = torch.tensor([len(context)], device=self._decoder.device)
+            with torch.inference_mode():
+                logits = self._decoder.prefill(ids, lengths, cache).logits[0]
+            found.append(float(logits.log_softmax(-1)[last]))
+        return found
 
     def save(self) -> dict[str, Any]:
         return self._engine.state_dict()

@@ -153,6 +153,21 @@ class Client:
             answer = await self.post("/generate", body)
         return read_answer(answer, f"{self.url}/generate", body)
 
+    async def prefill_logprob(self, ids: Sequence[int]) -> float:
+        """The log-probability of the last token after a prefill of those before it, at temperature 1."""
+        body = {
+            "input_ids": list(ids),
+            "sampling_params": {"max_new_tokens": 0},
+            "return_logprob": True,
+            "logprob_start_len": len(ids) - 2,  # the first of those asked for has none
+        }
+        answer = await self.post("/generate", body)
+        try:
+            _, (logprob, *_) = answer["meta_info"]["input_token_logprobs"]  # the vocabulary's last id reads 0 there
+            return float(logprob)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServerFault(f"{self.url}/generate answers no log-probability ({error!r})") from None
+
 
 def _probe(*, experts: bool) -> dict[str, Any]:
     """One token after one: the experts are those of a single position."""

@@ -134,6 +134,14 @@ class Fleet:
             await self._change(_CHECK_EVERY)
         return True
 
+    async def prefill_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        """As of `GeneratorCore`, by the first server. Raises UserError where it can't say."""
+        client = self.servers[0].client
+        try:
+            return list(await asyncio.gather(*(client.prefill_logprob(ids) for ids in sequences)))
+        except (ServerFault, ServerRefusal) as error:
+            raise UserError(str(error)) from None
+
     async def update(
         self, state: Mapping[str, Tensor], version: int, *, only_stale: bool = False, mend: bool = True
     ) -> None:

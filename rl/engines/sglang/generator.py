@@ -76,6 +76,8 @@ class SGLangGenerator(Generator):
             state = self._call(self._save())
         elif command == "load":
             self._call(self._load(*args))
+        elif command == "prefill_logprobs":
+            state = self._call(self._fleet.prefill_logprobs(*args))
         elif command == "submit":
             self._call(self._submit(*args))
         elif command == "evaluate":

@@ -11,6 +11,8 @@ from scalerl.rl.engines.sglang.routing import Routing
 from scalerl.rl.errors import UserError
 from scalerl.rl.models.load import text_config
 
+TESTED = ("0.5.11", "0.5.23")  # versions between which the engine's tests were run, both included
+
 
 @dataclass(frozen=True)
 class Needs:

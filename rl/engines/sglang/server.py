@@ -125,9 +125,13 @@ def _environment(engine: SGLangEngineConfig) -> dict[str, str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+    """One that leaves room: older servers open another port 10000 above theirs."""
+    port = 1 << 16
+    while port > 55535:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+    return port
 
 
 def is_free(port: int) -> bool:
