@@ -26,6 +26,7 @@ from scalerl.rl.errors import UserError
 _EMPTY_ANSWERS = 5  # in a row, without a token, after which a completion can't be had
 _CHECK_EVERY = 1.0  # seconds between looks at the processes
 _LAND_EVERY = 0.2  # seconds between calls to give up what is in progress
+_FAREWELL = 5.0  # seconds that a server which goes on without us gets to answer
 
 
 class Server:
@@ -66,6 +67,20 @@ class Server:
     def alive(self) -> bool:
         return self.process is None or self.process.alive
 
+    async def free(self, limit: float) -> None:
+        """Undo what a run leaves behind that ends in the middle: a pause, completions in progress, an open update."""
+        for path, body in (
+            ("/continue_generation", {}),
+            ("/abort_request", {"abort_all": True}),
+            ("/end_weight_update", {}),
+        ):
+            try:
+                await self.client.post(path, body, limit=limit)
+            except ServerRefusal:  # there was none
+                continue
+            except ServerFault:  # it isn't there (yet)
+                return
+
     def words(self, error: object) -> str:
         """The error, with what the server itself printed last where that can be known."""
         if self.process is None:
@@ -105,6 +120,7 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._transfer.close()
+        await asyncio.gather(*(server.free(_FAREWELL) for server in self.servers if server.process is None))
         for server in self.servers:
             await server.client.close()
             if server.process is not None:
@@ -271,8 +287,6 @@ class Fleet:
                 server.process.start()
             try:
                 await self._connect(server)
-                if server.process is None:  # it may have been left paused
-                    await server.client.post("/continue_generation", {}, limit=self._engine.transfer_limit)
             except (ServerFault, ServerRefusal, UserError) as error:
                 why = str(error)
                 continue
@@ -287,6 +301,8 @@ class Fleet:
 
     async def _connect(self, server: Server) -> None:
         engine = self._engine
+        if server.process is None:  # paused, it would never be ready
+            await server.free(min(_FAREWELL, engine.start_limit))
         try:
             await server.client.wait_until_ready(engine.start_limit, server.alive)
             server.features = await server.client.features(engine.start_limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,8 @@ from scalerl.rl.errors import UserError
 
 _LAUNCHER = Path(__file__).with_name("launch.py")
 _TAIL = 15  # lines of the log in which a server's own error is looked for
+# Variables that are this environment's, or this rank's under torchrun, and not the server's.
+_OURS = re.compile(r"(PYTHON(PATH|HOME)|MASTER_(ADDR|PORT)|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|TORCHELASTIC_.*)$")
 _STOP_LIMIT = 10.0  # seconds that the kernel gets to take a killed process away
 
 
@@ -116,8 +119,7 @@ def _arguments(config: RunConfig, engine: SGLangEngineConfig, model_path: Path, 
 
 
 def _environment(engine: SGLangEngineConfig) -> dict[str, str]:
-    # PYTHONPATH and the like are of this environment, not of the server's.
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    kept = {name: value for name, value in os.environ.items() if not _OURS.match(name)}
     set_here = {"HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     if engine.device == "cpu":
         set_here["OMP_NUM_THREADS"] = str(engine.threads)

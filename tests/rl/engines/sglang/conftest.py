@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -25,15 +26,16 @@ TOKENIZER = character_tokenizer()
 
 
 def save_model(path: Path, seed: int, **shape: Any) -> Path:
-    """A random Llama whose distributions are far from uniform, as an ordinary folder with the character tokenizer."""
+    """A random Llama of the small run's shape whose distributions are far from uniform, as an ordinary folder."""
     settings: dict[str, Any] = {
         "vocab_size": len(TOKENIZER),
         "hidden_size": 32,
-        "intermediate_size": 48,
+        "intermediate_size": 32,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_key_value_heads": 1,
         "max_position_embeddings": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
         "initializer_range": 0.25,
         "tie_word_embeddings": True,
         "pad_token_id": TOKENIZER.pad_token_id,
@@ -89,11 +91,20 @@ def running(config: RunConfig, model: Path) -> Iterator[ServerProcess]:
         process.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server on the model `first`, which the tests reach by its URL; each gives it its own weights first."""
     with running(make_config(tmp_path_factory.mktemp("server"), models["first"]), models["first"]) as process:
         yield process
+
+
+@contextlib.contextmanager
+def slowed(server: ServerProcess) -> Iterator[None]:
+    """For so long the server takes its time over every token: what it was given before will be in progress."""
+    url = f"http://127.0.0.1:{server.port}/slow_down"
+    httpx.post(url, json={"forward_sleep_time": 0.05}, timeout=60).raise_for_status()
+    yield
+    httpx.post(url, json={"forward_sleep_time": None}, timeout=60).raise_for_status()
 
 
 async def ready(url: str, limit: float, alive: Callable[[], bool]) -> None:
@@ -106,7 +117,7 @@ async def ready(url: str, limit: float, alive: Callable[[], bool]) -> None:
 def make_generator(
     server: ServerProcess, models: dict[str, Path], tmp_path: Path
 ) -> Iterator[Callable[..., SGLangGenerator]]:
-    """Generators on the module's server, with the model `first` as version 0; closed after the test."""
+    """Generators on the session's server, with the model `first` as version 0; closed after the test."""
     made: list[SGLangGenerator] = []
 
     def make(sampling: Sampling, *overrides: str, model: str = "first") -> SGLangGenerator:
