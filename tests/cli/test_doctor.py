@@ -128,7 +128,7 @@ def test_a_full_disk_fails_and_a_tight_one_warns(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("version", "fits"), [("0.5.21", True), ("0.5.23", True), ("0.5.9", False), ("0.5.24", False), ("0.6.0", False)]
+    ("version", "fits"), [("0.5.11", True), ("0.5.23", True), ("0.5.9", False), ("0.5.24", False), ("0.6.0", False)]
 )
 def test_versions_of_sglang(version, fits):
     assert is_tested(version) is fits

@@ -11,7 +11,7 @@ from scalerl.rl.engines.sglang.routing import Routing
 from scalerl.rl.errors import UserError
 from scalerl.rl.models.load import text_config
 
-TESTED = ("0.5.21", "0.5.23")  # versions on which the engine's tests were run
+TESTED = ("0.5.11", "0.5.23")  # the oldest and the newest version that the engine was tested on
 
 
 @dataclass(frozen=True)
