@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
+from torch.cuda import nccl
 
 from scalerl.rl.config import BuiltinModel, RunConfig, SGLangEngineConfig
 from scalerl.rl.engines.decoder import ContextLimit
@@ -99,14 +100,14 @@ def _devices(config: RunConfig) -> tuple[Status, str]:
         )
     if not dist.is_nccl_available():
         return "fail", "this torch has no NCCL, which weights and gradients need between GPUs"
-    names = f"{there} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}, NCCL {_dotted(torch.cuda.nccl)}"
+    names = f"{there} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}, NCCL {_dotted(nccl.version())}"
     if both := set(used.get("trainer", ())) & set(used.get("engine", ())):
         return "warn", f"{names}; trainer and engine share GPU {min(both)}: set engine.first_gpu higher"
     return "ok", names
 
 
-def _dotted(nccl: Any) -> str:
-    return ".".join(map(str, nccl.version()))
+def _dotted(numbers: Any) -> str:
+    return ".".join(map(str, numbers))
 
 
 def _gpus_used(config: RunConfig) -> dict[str, range]:
