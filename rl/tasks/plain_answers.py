@@ -42,13 +42,13 @@ def same_plain_answer(gold: str, answer: str) -> bool | None:
     """
     if len(gold) > _LONGEST or len(answer) > _LONGEST:
         return None
-    parts = _parts(gold), _parts(answer)
-    if parts[0] is None or parts[1] is None:
+    one, other = _parts(gold), _parts(answer)
+    if one is None or other is None:
         return _same_value(gold, answer)
-    (brackets, golds), (others, answers) = parts
+    (brackets, golds), (others, answers) = one, other
     if brackets != others or len(golds) != len(answers):
         return None
-    found = [_same_value(one, other) for one, other in zip(golds, answers, strict=True)]
+    found = [_same_value(*pair) for pair in zip(golds, answers, strict=True)]
     return False if False in found else None if None in found else True
 
 

@@ -51,7 +51,7 @@ def check(hidden: Tensor, weight: Tensor, targets: Tensor, gradient_tolerance: f
     """Values and gradients against the reference on the same numbers in float64."""
     with_entropy, chunk = settings.pop("with_entropy", True), settings.pop("chunk", 7)
     exact = [t.detach().double().requires_grad_() for t in (hidden, weight)]
-    wanted, wanted_entropy = token_logprobs_reference(*exact, targets, **settings)
+    wanted, wanted_entropy = token_logprobs_reference(exact[0], exact[1], targets, **settings)
     logp, entropy = token_logprobs(hidden, weight, targets, chunk=chunk, with_entropy=with_entropy, **settings)
     assert logp.dtype == torch.float32
     largest = (exact[0] @ exact[1].mT).abs().max().item() / settings.get("temperature", 1.0)

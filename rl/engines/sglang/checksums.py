@@ -25,7 +25,7 @@ def read_checksums(answer: Any) -> list[dict[str, str]]:
 def checksum(tensor: Tensor) -> str:
     """As SGLang has it of a tensor on the CPU: the first 8 bytes of SHA-256 over its bytes, in hexadecimal."""
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(memoryview(flat.numpy())).digest()[:8].hex()
+    return hashlib.sha256(flat.numpy().tobytes()).digest()[:8].hex()
 
 
 def difference(

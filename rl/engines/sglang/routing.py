@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ class Routing:
         with torch.device("meta"):
             routers = top_k_routers(AutoModelForCausalLM.from_config(config))
         numbers = [re.search(r"\.layers\.(\d+)\.", name) for name in routers]
-        sizes = {getattr(router, "top_k", None) for router in routers.values()}
+        sizes: set[Any] = {getattr(router, "top_k", None) for router in routers.values()}
         if not all(numbers) or len(sizes) != 1 or None in sizes:
             raise UserError(
                 f"recipe.router_replay=r3 with engine=sglang can't tell which layers of {config.model_type} have a "

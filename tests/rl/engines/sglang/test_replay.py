@@ -54,7 +54,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
+        head_dim=8,  # pyright: ignore[reportCallIssue]
         num_experts=8,
         num_experts_per_tok=2,
         norm_topk_prob=True,
