@@ -73,7 +73,7 @@ def weighted_logprob_sum(
     temperature: float = 1.0,
     head_dtype: torch.dtype = torch.float32,
     kept: Tensor | None = None,
-    chunk: int = 128,
+    chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
     """(sum_t c_t logp_t, logp [T] without gradient), its gradient made in the forward pass: three products, not four.
 

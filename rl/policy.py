@@ -12,7 +12,7 @@ from scalerl.kernels.logprob import VOCABULARY_TILE, token_logits, token_logprob
 from scalerl.rl.micro_batches import MicroBatch
 from scalerl.rl.recipe import Recipe
 
-_LEAST_ROWS = 128  # fewer would leave the products waiting for the weights
+_LEAST_ROWS = 64  # fewer would leave the products waiting for the weights
 
 
 class Scores(NamedTuple):

@@ -34,7 +34,7 @@ def test_a_served_model_is_aligned_with_the_trainer(models: dict[str, Path], tmp
         print(found.stdout, found.stderr)
         assert found.returncode == 0
         for part in ("as decoded", "by prefill"):
-            (line,) = [line for line in found.stdout.splitlines() if part in line]
+            (line,) = [line for line in found.stdout.splitlines() if line.strip().startswith(part)]
             numbers = re.search(r"at most (\S+), mean .* k3 KL (\S+); F\(2\) 0\.00%", line)
             assert numbers is not None and float(numbers[1]) < 1e-4 and abs(float(numbers[2])) < 1e-9
     finally:
