@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -95,6 +96,9 @@ class Fleet:
         self.servers = list(servers)
         self._needs = needs
         self.version = 0
+        self._run = (
+            uuid.uuid4().hex
+        )  # a server may have keys and values of other runs, with versions of the same numbers
         self._engine, self._transfer = engine, transfer
         self._active: Book | None = None
         self._failure: Exception | None = None
@@ -245,7 +249,7 @@ class Fleet:
     async def _fly(self, server: Server, flight: Flight, book: Book) -> None:
         task = asyncio.current_task()
         assert task is not None and server.features is not None
-        salt = str(self.version) if server.features.salted_cache else None
+        salt = f"{self._run}.{self.version}" if server.features.salted_cache else None
         try:
             answer = await server.client.generate(flight.body(salt=salt, most_kept=server.features.most_kept))
         except ServerFault as error:
