@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,17 +11,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from scalerl.rl.engines.decoder import load_decoder
+from scalerl.rl.engines.sglang.transfer import TransferFailed
 from scalerl.rl.engines.torch_engine import TorchEngine
 from scalerl.rl.errors import UserError
 from scalerl.rl.types import Interrupt, Sampling
 
-from .conftest import TOKENIZER, generate, requests, trainer_logprobs
+from .conftest import TOKENIZER, generate, requests, slowed, trainer_logprobs
 
 pytestmark = pytest.mark.slow
 END, END_THINK = TOKENIZER.eos_token_id, TOKENIZER.convert_tokens_to_ids("</think>")
 SAMPLING = Sampling(0.7, 24, (END,))
 GREEDY = Sampling(1.0, 24, (END,), top_k=1)
-LONG = Sampling(1.0, 400, ())
+LONG = Sampling(1.0, 200, ())
 
 
 def weights(path):
@@ -58,7 +60,8 @@ def test_log_probabilities_agree_with_the_trainers(make_generator, models):
 
 @pytest.mark.parametrize("transfer", ["broadcast", "disk"])
 def test_after_an_update_the_greedy_output_is_the_torch_engines(make_generator, models, transfer):
-    generator, asked = make_generator(GREEDY, f"engine.transfer={transfer}", "engine.bucket_mb=1"), requests(8, 1)
+    checked = (f"engine.transfer={transfer}", "engine.bucket_mb=1", "engine.check_weights=true")
+    generator, asked = make_generator(GREEDY, *checked), requests(8, 1)
     expected = {name: greedy_by_torch(models[name], asked) for name in ("first", "second")}
     assert expected["first"] != expected["second"]
     assert tokens(generate(generator, asked)) == expected["first"]
@@ -69,18 +72,26 @@ def test_after_an_update_the_greedy_output_is_the_torch_engines(make_generator, 
         assert all((c.versions == version).all() for completions in groups.values() for c in completions)
 
 
+def test_another_run_on_the_server_meets_none_of_its_keys_and_values(make_generator, models):
+    """Both runs ask the same prompts of their version 0."""
+    asked = requests(8, 1)
+    for name in ("first", "second"):
+        assert tokens(generate(make_generator(GREEDY, model=name), asked)) == greedy_by_torch(models[name], asked)
+
+
 @pytest.mark.parametrize("update", ["in_place", "retract", "drained"])
-def test_versions_add_up_and_change_at_an_update(make_generator, models, update):
+def test_versions_add_up_and_change_at_an_update(make_generator, server, models, update):
     generator, asked = make_generator(LONG, f"engine.update={update}"), requests(4, 4)
-    generator.call("submit", asked)
-    time.sleep(0.5)
-    generator.update_weights(weights(models["second"]), 1)
+    with nullcontext() if update == "drained" else slowed(server):
+        generator.call("submit", asked)
+        time.sleep(0.5)
+        generator.update_weights(weights(models["second"]), 1)
     outcome = generator.call("run_until", [request.group for request in asked])
     versions = [c.versions for group in outcome.groups for c in group.completions]
-    assert len(versions) == 16 and all(len(v) == 400 and (np.diff(v) >= 0).all() for v in versions)
+    assert len(versions) == 16 and all(len(v) == 200 and (np.diff(v) >= 0).all() for v in versions)
     changed = sum(v[0] != v[-1] for v in versions)
     assert (changed > 0) == (update != "drained")  # of 16, those that the server had begun in half a second
-    assert outcome.work.decode_tokens == 16 * 399 and outcome.busy > 0
+    assert outcome.work.decode_tokens == 16 * 199 and outcome.busy > 0
 
 
 def test_an_interrupted_completion_takes_two_requests(make_generator, models):
@@ -102,18 +113,20 @@ def test_an_interrupted_completion_takes_two_requests(make_generator, models):
     assert interrupted > 16
 
 
-def test_an_evaluation_has_one_version_and_the_rollouts_go_on_after_it(make_generator, models):
+def test_an_evaluation_has_one_version_and_the_rollouts_go_on_after_it(make_generator, server, models):
     generator, rollouts = make_generator(LONG), requests(2, 4)
-    generator.call("submit", rollouts)
-    time.sleep(0.5)
-    generator.update_weights(weights(models["second"]), 1)
+    with slowed(server):
+        generator.call("submit", rollouts)
+        time.sleep(0.5)
+        generator.update_weights(weights(models["second"]), 1)
+        generator._call(generator._fleet.land())
     outcome = generator.call("evaluate", requests(3, 2), 1, False)
     assert [group.group for group in outcome.groups] == [0, 1, 2]
     assert all((c.versions == 1).all() for group in outcome.groups for c in group.completions)
     decoded = outcome.work.decode_tokens
-    assert outcome.eval_work.decode_tokens == 6 * 399 and 0 < decoded < 8 * 399
+    assert outcome.eval_work.decode_tokens == 6 * 199 and 0 < decoded < 8 * 199
     finished = generator.call("run_until", [0, 1])
-    assert all(len(c.tokens) == 400 for group in finished.groups for c in group.completions)
+    assert all(len(c.tokens) == 200 for group in finished.groups for c in group.completions)
     assert finished.work.decode_tokens > decoded
 
 
@@ -128,6 +141,15 @@ def test_what_is_out_is_handed_out_again_after_a_resume(make_generator):
     assert sorted(group.group for group in resumed.call("run_until", [1, 2]).groups) == [1, 2]
 
 
-def test_a_server_with_another_model_is_refused_in_its_own_words(make_generator):
-    with pytest.raises(UserError, match=r"(?s)weight update to version 0 failed: .*/update_weights_from_"):
-        make_generator(SAMPLING, "engine.max_restarts=0", model="wide")
+def test_other_weights_than_those_that_were_sent_are_noticed(make_generator, models):
+    generator = make_generator(GREEDY)
+    fleet = generator._fleet
+    generator._call(fleet._compare(fleet.servers, weights(models["first"])))
+    with pytest.raises(TransferFailed, match=r"rank 0 has \S+ with checksum \w{16}, the trainer's is \w{16}"):
+        generator._call(fleet._compare(fleet.servers, weights(models["second"])))
+
+
+def test_a_server_with_another_model_refuses_in_its_own_words_and_goes_on(make_generator):
+    with pytest.raises(UserError, match=r"(?s)weight update to version 0 failed: .*/update_weights_from_.*discard"):
+        make_generator(SAMPLING, model="wide")
+    assert generate(make_generator(SAMPLING), requests(1, 1)).keys() == {0}

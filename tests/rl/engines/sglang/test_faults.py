@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 
 import httpx
 import pytest
@@ -21,10 +21,10 @@ from scalerl.rl.engines.sglang.server import ServerProcess
 from scalerl.rl.errors import UserError
 from scalerl.rl.types import Sampling
 
-from .conftest import PYTHON, TOKENIZER, make_config, requests
+from .conftest import PYTHON, TOKENIZER, make_config, requests, slowed
 
 END = TOKENIZER.eos_token_id
-LONG = Sampling(1.0, 400, ())
+LONG = Sampling(1.0, 200, ())
 GREEDY = Sampling(1.0, 24, (END,), top_k=1)
 
 
@@ -112,41 +112,159 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path):
 @pytest.mark.slow
 def test_an_abort_from_outside_costs_nothing(make_generator, server):
     generator, asked = make_generator(LONG), requests(4, 4)
-    generator.call("submit", asked)
-    time.sleep(0.5)
-    httpx.post(f"http://127.0.0.1:{server.port}/abort_request", json={"abort_all": True}).raise_for_status()
+    with slowed(server):
+        generator.call("submit", asked)
+        time.sleep(0.5)
+        httpx.post(f"http://127.0.0.1:{server.port}/abort_request", json={"abort_all": True}).raise_for_status()
     groups = generator.call("run_until", [0, 1, 2, 3]).groups
     assert sorted(group.group for group in groups) == [0, 1, 2, 3]
-    assert all(len(c.tokens) == 400 for group in groups for c in group.completions)
+    assert all(len(c.tokens) == 200 for group in groups for c in group.completions)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not PYTHON.is_file(), reason="no SGLang server here: scripts/setup_sglang sets one up")
-@pytest.mark.parametrize("transfer", ["broadcast", "disk"])
-def test_killed_and_stopped_servers_are_started_again(models, tmp_path, transfer, capsys):
-    """kill -9 and SIGSTOP while completions are in progress: each group is complete once, and under the current
-    weights; closing leaves no process."""
-    overrides = (f"engine.transfer={transfer}", "engine.stall_limit=20")
-    generator = SGLangGenerator(make_config(tmp_path / "run", models["first"], *overrides), models["first"], LONG)
+def test_a_killed_server_is_started_again(models, tmp_path, capsys):
+    """kill -9 while completions are in progress: each group is complete once, and under the current weights; closing
+    leaves no process."""
+    generator = SGLangGenerator(make_config(tmp_path / "run", models["first"]), models["first"], LONG)
     (server,) = generator._fleet.servers
-    second = dict(AutoModelForCausalLM.from_pretrained(models["second"], dtype=torch.float32).named_parameters())
     try:
-        generator.update_weights(second, 1)
-        for number, fault in enumerate((signal.SIGKILL, signal.SIGSTOP)):
-            asked = requests(4, 4, first=10 * number)
+        generator.update_weights(weights(models["second"]), 1)
+        asked = requests(4, 4)
+        assert server.process is not None
+        with contextlib.suppress(httpx.TransportError), slowed(server.process):
             generator.call("submit", asked)
             time.sleep(0.5)
             group = process_of(server.process).pid
-            os.killpg(group, fault)
-            found = generator.call("run_until", [request.group for request in asked]).groups
-            assert sorted(g.group for g in found) == [request.group for request in asked]
-            assert all(len(c.tokens) == 400 and (c.versions == 1).all() for g in found for c in g.completions)
-            assert server.restarts == number + 1 and group_is_gone(group)
+            os.killpg(group, signal.SIGKILL)
+        check_groups(generator.call("run_until", [0, 1, 2, 3]).groups, asked, version=1)
+        assert server.restarts == 1 and group_is_gone(group)
     finally:
         last = process_of(server.process).pid
         generator.close()
     assert group_is_gone(last)
-    assert "starting it again (2/3)" in capsys.readouterr().err
+    assert "starting it again (1/3)" in capsys.readouterr().err
+
+
+def weights(path):
+    return dict(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).named_parameters())
+
+
+def check_groups(groups, asked, *, version):
+    """Each group is there once, whole, and of one version."""
+    assert sorted(group.group for group in groups) == [request.group for request in asked]
+    for group in groups:
+        assert len(group.completions) == 4
+        assert all(len(c.tokens) == 200 and (c.versions == version).all() for c in group.completions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stall_limit, restarts", [(60, 0), (4, 1)])
+def test_a_server_that_stands_still_is_waited_for(make_generator, server, models, stall_limit, restarts):
+    """SIGSTOP for longer than the limit: what it was working on is given out again when it goes on, once; for a shorter
+    time: nothing happens."""
+    generator = make_generator(LONG, f"engine.stall_limit={stall_limit}", "engine.max_restarts=20")
+    asked = requests(4, 4)
+    generator.update_weights(weights(models["second"]), 1)
+    with slowed(server):
+        generator.call("submit", asked)
+        time.sleep(0.5)
+        group = process_of(server).pid
+        os.killpg(group, signal.SIGSTOP)
+        time.sleep(12)
+        os.killpg(group, signal.SIGCONT)
+    check_groups(generator.call("run_until", [0, 1, 2, 3]).groups, asked, version=1)
+    assert generator._fleet.servers[0].restarts >= restarts
+    assert restarts or not generator._fleet.servers[0].restarts
+
+
+class Between(ThreadingHTTPServer):
+    """Passes requests on to a server. `instead`: path -> the answer, status and body, to the next request there."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Pass)
+        self.behind = f"http://127.0.0.1:{port}"
+        self.instead: dict[str, tuple[int, bytes]] = {}
+
+
+class _Pass(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        assert isinstance(self.server, Between)
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if self.path in self.server.instead:
+            status, content = self.server.instead.pop(self.path)
+        else:
+            url = self.server.behind + self.path
+            headers = {"content-type": "application/json"}
+            answer = httpx.request(self.command, url, content=body, headers=headers, timeout=300, trust_env=False)
+            status, content = answer.status_code, answer.content
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_POST = do_GET
+
+    def log_message(self, format, *args):
+        pass
+
+
+@pytest.fixture
+def between(server):
+    proxy = Between(server.port)
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    yield proxy
+    proxy.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", [(200, b'{"nonsense": '), (200, b"{}"), (500, b"out of luck")])
+def test_garbage_in_between_costs_nothing(make_generator, between, models, answer):
+    url = f"engine.urls=[http://127.0.0.1:{between.server_port}]"
+    generator, asked = make_generator(LONG, url), requests(4, 4)
+    generator.update_weights(weights(models["second"]), 1)
+    between.instead["/generate"] = answer
+    generator.call("submit", asked)
+    check_groups(generator.call("run_until", [0, 1, 2, 3]).groups, asked, version=1)
+    assert not between.instead and generator._fleet.servers[0].restarts == 1
+
+
+@pytest.mark.slow
+def test_an_update_that_is_refused_while_the_broadcast_waits_is_given_up(make_generator, between, models, capsys):
+    """The server never joins the broadcast. Long before the limit its words are heard, and it gets the weights anew."""
+    url = f"engine.urls=[http://127.0.0.1:{between.server_port}]"
+    generator, asked = make_generator(LONG, url, "engine.transfer_limit=300"), requests(4, 4)
+    between.instead["/update_weights_from_distributed"] = 400, b'{"success": false, "message": "no room for weights"}'
+    start = time.monotonic()
+    generator.update_weights(weights(models["second"]), 1)
+    generator.call("submit", asked)
+    check_groups(generator.call("run_until", [0, 1, 2, 3]).groups, asked, version=1)
+    assert time.monotonic() - start < 200
+    assert "weight update to version 1 failed: " in (said := capsys.readouterr().err) and "no room for weights" in said
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """The folder of the weights, with room for 32 KiB."""
+    folder = tmp_path / "run" / "servers"
+    folder.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system of its own can be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_clear_error(make_generator, models, small_disk):
+    with pytest.raises(UserError, match=r"can't be written to \S+/servers/weights: .*No space left on device"):
+        make_generator(LONG, "engine.transfer=disk")
+    assert not list(small_disk.iterdir())
 
 
 def process_of(server: ServerProcess | None) -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""`scalerl train engine=sglang` from start to end on real servers that is killed and resumed."""
+"""`scalerl train engine=sglang` from start to end on real servers: killed and resumed, sharded, and its curve."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from scalerl.cli.compose import compose
+from scalerl.rl.run import model_folder
 from scalerl.rl.runlog import read_config, read_rows
 from scalerl.rl.sampler import build_sampler
 from scalerl.rl.tasks import build_task
 from tests.rl.small_run import SMALL
 
-from .conftest import PYTHON
+from .conftest import PYTHON, running
 from .recorded import MOMENTS
 
 pytestmark = [
@@ -43,6 +46,7 @@ def overrides(cache):
         "engine=sglang",
         f"engine.python={PYTHON}",
         "engine.kv_tokens=16384",
+        "engine.start_limit=800",  # of a busy machine
         "recipe.resample_positive=true",
         "recipe.zero_variance=keep",  # every batch makes a step, and an update of the servers
         f"model.cache_dir={cache}",
@@ -123,3 +127,67 @@ def test_a_killed_run_goes_on_with_the_server_that_it_left(overrides, server, tm
         assert end(process, path) == expected, (moment, path.with_suffix(".log").read_text())
     assert check(path, 14)[-1]["wasted_device_hours"] > 0
     assert server.alive
+
+
+def test_two_ranks_and_two_servers_leave_nothing_behind_and_go_on(overrides, cache, tmp_path):
+    """kill -9 of the first of two trainer ranks, within a weight update: the other one and both servers end too."""
+    path = tmp_path / "run"
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--no-python"]
+    launcher = [*torchrun, sys.executable, "-P"]
+    first = train([*overrides, "engine.servers=2", "--run-dir", str(path)], path, "within an update", launcher)
+    assert end(first, path) == 1, path.with_suffix(".log").read_text()
+    assert len(path.with_suffix(".jsonl").read_text().splitlines()) == 4  # batches that it has trained
+    assert gone(f"--model-path\0{cache}"), "a server is left behind"
+    second = train(["--resume", str(path)], path, launcher=launcher)
+    assert end(second, path) == 0, path.with_suffix(".log").read_text()
+    check(path, 14)
+    assert gone(f"--model-path\0{cache}", 0)
+    for number in range(2):
+        assert (path / "servers" / f"server_{number}.log").read_text().count("POST /generate") > 50
+
+
+SHORT = [
+    "steps=24",
+    "eval.every=4",
+    "eval.n_prompts=64",
+    "eval.n_samples=4",
+    "recipe.prompts_per_batch=16",
+    "recipe.group_size=8",
+    "recipe.k=2",
+    "engine.slots=64",
+    "engine.ticks_per_step=50",
+    "trainer.lr=4.0e-4",
+    "trainer.warmup_steps=4",
+    "trainer.save_every=0",
+]
+
+
+def test_the_demo_learns_what_it_learns_on_the_torch_engine(tmp_path):
+    """Mean pass rate of the last 5 evaluations, over 2 seeds: the engines differ by less than 2 combined standard
+    errors. A run's is that of its evaluations (which share their prompts, so that more of them make it no smaller), or
+    the spread between the seeds where that is larger."""
+    short = [*SHORT, f"model.cache_dir={tmp_path}"]
+    torch_mean, torch_error = learned(short, tmp_path / "torch")
+    served = [override for override in short if not override.startswith("engine.")]
+    served += ["engine=sglang", f"engine.python={PYTHON}", "engine.kv_tokens=16384"]
+    config = compose(served, run_dir=str(tmp_path / "server")).config
+    with running(config, model_folder(config, build_task(config.task))) as server:
+        url = f"engine.urls=[http://127.0.0.1:{server.port}]"
+        sglang_mean, sglang_error = learned([*served, url], tmp_path / "sglang")
+    print(f"torch {torch_mean:.3f} ± {torch_error:.3f}, sglang {sglang_mean:.3f} ± {sglang_error:.3f}")
+    assert abs(torch_mean - sglang_mean) < 2 * np.hypot(torch_error, sglang_error)
+
+
+def learned(overrides, folder):
+    """(mean, its standard error) over two seeds, of runs that have learned something."""
+    means, errors = [], []
+    folder.mkdir()
+    for seed in (0, 1):
+        path = folder / f"seed{seed}"
+        process = train([*overrides, f"seed={seed}", "--run-dir", str(path)], path)
+        assert end(process, path) == 0, path.with_suffix(".log").read_text()
+        evaluations = read_rows(path / "eval.jsonl")
+        means.append(np.mean([row["pass_rate"] for row in evaluations[-5:]]))
+        errors.append(np.mean([row["stderr"] for row in evaluations[-5:]]))
+        assert evaluations[-1]["pass_rate"] > evaluations[0]["pass_rate"] + 0.1
+    return np.mean(means), max(np.mean(errors), np.std(means, ddof=1)) / np.sqrt(2)
