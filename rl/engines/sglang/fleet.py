@@ -96,9 +96,8 @@ class Fleet:
         self.servers = list(servers)
         self._needs = needs
         self.version = 0
-        self._run = (
-            uuid.uuid4().hex
-        )  # a server may have keys and values of other runs, with versions of the same numbers
+        # A server may have keys and values of another run, whose versions have the same numbers.
+        self._run = uuid.uuid4().hex
         self._engine, self._transfer = engine, transfer
         self._active: Book | None = None
         self._failure: Exception | None = None
