@@ -106,11 +106,11 @@ def test_a_finished_study_runs_nothing_again(finished: tuple[Path, Plan]):
 
 
 def test_an_arm_that_crashes_stops_no_other_and_is_told_with_its_last_words(cache: Path, tmp_path: Path):
-    plan = small_plan(cache, "axis", "steps=4", swept=("trainer.device", ["nowhere"]))
+    plan = small_plan(cache, "axis", "steps=4", swept=("trainer.device", ["cuda:99"]))
     write_plan(tmp_path / "study", plan)
     members = run_study(tmp_path / "study", plan, Local(1))
-    assert statuses(members) == {"base": "done", "trainer.device=nowhere": "failed"}
-    assert "nowhere" in " ".join(members[1].words)
+    assert statuses(members) == {"base": "done", "trainer.device=cuda:99": "failed"}
+    assert "cuda:99" in " ".join(members[1].words)
 
 
 class FullDisk(Local):
