@@ -116,7 +116,7 @@ def _rank(rank, size, store, config, folder, groups, expected, checkpoints):
     trainer.close()
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("overrides", [(), KL, COV], ids=["cispo", "reference", "clip_cov-packed"])
 def test_ranks_equal_one_process(size, overrides, folder, groups, tmp_path):
     wanted = config(folder, *overrides)

@@ -125,6 +125,7 @@ class FullDisk(Local):
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_in_one_line_and_the_study_goes_on_once_there_is_room(
     finished: tuple[Path, Plan], cache: Path, tmp_path: Path
 ):
