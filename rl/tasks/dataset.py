@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
 from scalerl.rl.config import Asking, Data
 from scalerl.rl.errors import UserError
-from scalerl.rl.tasks.prompt_files import CheckAnswer, PromptFile, read_prompt_file, read_prompt_keys
+from scalerl.rl.tasks.prompt_files import CheckAnswer, PromptFile, prompt_file_of, read_prompt_file, read_prompt_keys
 from scalerl.rl.tasks.row_files import place
 from scalerl.rl.types import Chat, Prompt
 
@@ -125,6 +125,23 @@ def load_dataset(
     if not len(train_rows):
         raise UserError(f"task.data: no prompt of {train.path} is left to train on")
     return Dataset(PromptTable(train, train_rows, make), evaluation)
+
+
+def dataset_of(
+    source: Path, rows: Sequence[dict[str, Any]], make: MakePrompt, *, n_held_out: int, seed: int
+) -> Dataset:
+    """As `load_dataset`, of rows in memory with `prompt` and `answer`; `source` stands for them in messages."""
+    data = Data(
+        train=str(source),
+        held_out=None,
+        n_held_out=n_held_out,
+        seed=seed,
+        prompt_column=None,
+        answer_column=None,
+        exclude=None,
+        extra={},
+    )
+    return load_dataset(data, make, train=prompt_file_of(source, rows))
 
 
 def _read(path: Path, data: Data, check_answer: CheckAnswer | None) -> PromptFile:

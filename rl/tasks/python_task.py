@@ -8,11 +8,9 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from scalerl.rl.config import Data
 from scalerl.rl.config import PythonTask as Config
 from scalerl.rl.errors import UserError
-from scalerl.rl.tasks.dataset import DatasetTask, load_dataset, put
-from scalerl.rl.tasks.prompt_files import prompt_file_of
+from scalerl.rl.tasks.dataset import DatasetTask, dataset_of, put
 from scalerl.rl.tasks.timed_pool import Failed, TimedPool
 from scalerl.rl.types import Prompt, Verdict
 
@@ -28,18 +26,9 @@ class PythonTask(DatasetTask):
         for function in ("prompts", "verify"):
             if not callable(getattr(module, function, None)):
                 raise UserError(f"task.module={config.module} has no function {function}; it needs prompts and verify")
-        rows = prompt_file_of(Path(config.module), list(module.prompts()))
-        data = Data(
-            train=config.module,
-            held_out=None,
-            n_held_out=config.n_held_out,
-            seed=config.seed,
-            prompt_column=None,
-            answer_column=None,
-            exclude=None,
-            extra={},
-        )
-        self._data = load_dataset(data, put(config.asking, name), train=rows)
+        rows = list(module.prompts())
+        make = put(config.asking, name)
+        self._data = dataset_of(Path(config.module), rows, make, n_held_out=config.n_held_out, seed=config.seed)
         self._pool = TimedPool(call_verify, workers=config.workers, seconds=config.time_limit)
 
     def verify(self, prompt: Prompt, completion: str) -> bool:

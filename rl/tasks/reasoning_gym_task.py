@@ -11,12 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from scalerl.rl.config import Data
 from scalerl.rl.config import ReasoningGymTask as Config
 from scalerl.rl.errors import UserError
 from scalerl.rl.tasks import final_part, unparsed
-from scalerl.rl.tasks.dataset import DatasetTask, load_dataset, put
-from scalerl.rl.tasks.prompt_files import prompt_file_of
+from scalerl.rl.tasks.dataset import DatasetTask, dataset_of, put
 from scalerl.rl.tasks.timed_pool import Failed, TimedPool
 from scalerl.rl.types import Prompt, Verdict
 
@@ -34,7 +32,6 @@ class ReasoningGymTask(DatasetTask):
         size = config.n_train + config.n_held_out
         self._problems = (config.name, json.dumps(config.parameters), config.seed, size)
         _check(config)
-        source = Path(f"reasoning_gym.{config.name}")
         try:
             problems = _problems(*self._problems)
             rows = [{"prompt": problems[i]["question"], "answer": str(i)} for i in range(size)]
@@ -43,17 +40,10 @@ class ReasoningGymTask(DatasetTask):
                 f"task.name={config.name} makes no problems with task.parameters={config.parameters}: "
                 f"{type(error).__name__}: {error}"
             ) from None
-        data = Data(
-            train=str(source),
-            held_out=None,
-            n_held_out=config.n_held_out,
-            seed=config.seed,
-            prompt_column=None,
-            answer_column=None,
-            exclude=None,
-            extra={},
+        make = put(config.asking, name)
+        self._data = dataset_of(
+            Path(f"reasoning_gym.{config.name}"), rows, make, n_held_out=config.n_held_out, seed=config.seed
         )
-        self._data = load_dataset(data, put(config.asking, name), train=prompt_file_of(source, rows))
         self._pool = TimedPool(score, workers=config.workers, seconds=config.time_limit, preload=["reasoning_gym"])
 
     def verify(self, prompt: Prompt, completion: str) -> bool:
