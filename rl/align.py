@@ -159,8 +159,8 @@ def _trainers(config: RunConfig, recipe: Recipe, model: Any, rows: Sequence[Row]
         head_dtype=head_dtype(config),
         chunk=config.trainer.logprob_chunk,
     )
-    for lines in balance(rows, 1, config.trainer.micro_batch_tokens, packing=False)[0]:
-        micro = micro_batch(lines, recipe, local_device(config.trainer.device))
+    for lines in balance(rows, 1, config.trainer.micro_batch_tokens, "padded")[0]:
+        micro = micro_batch(lines, recipe, local_device(config.trainer.device), "padded")
         with nullcontext() if micro.experts is None else replay(model, micro.experts):
             logp: Tensor = policy(micro).logp
         yield from zip(micro.rows, _split(logp, micro.rows), strict=True)

@@ -30,6 +30,11 @@ class Row:
     weight: float
     kl_beta: float
 
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and completion."""
+        return len(self.prompt_ids) + len(self.completion.tokens)
+
 
 @dataclass(frozen=True)
 class TrainBatch:

@@ -328,7 +328,7 @@ class Trainer(Strict):
     weight_decay: NonNegative
     clip_norm: Positive
     micro_batch_tokens: Count  # padded tokens put through the model at once
-    packing: bool  # several sequences in one line, where they don't see each other
+    layout: Literal["padded", "packed", "shared"]  # of sequences in a micro-batch, see rl/micro_batches.py
     logprob_chunk: Count  # tokens whose logits are in memory at once
     activation_checkpointing: bool
     threads: Count
@@ -375,6 +375,21 @@ class RunConfig(Strict):
                 f"engine.logits_precision={self.engine.logits_precision} but recipe.logits_precision="
                 f"{self.recipe.logits_precision}: with fp32 on one side only the two disagree; set both alike"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _prompts_can_be_shared(self) -> RunConfig:
+        if self.trainer.layout == "shared":
+            if self.trainer.activation_checkpointing:
+                raise ValueError(
+                    "trainer.layout=shared with trainer.activation_checkpointing=true: a block that is computed again "
+                    "would store the prompt's keys and values again; set one of them otherwise"
+                )
+            if self.recipe.router_replay == "r3":
+                raise ValueError(
+                    "trainer.layout=shared with recipe.router_replay=r3: a prompt's experts are replayed for each "
+                    "completion by itself; set trainer.layout=padded or packed"
+                )
         return self
 
     @model_validator(mode="after")

@@ -1,18 +1,22 @@
-"""From a batch's rows to what goes through the model at once: balanced over ranks, within a budget of tokens, and
-with `trainer.packing` several of them in one line."""
+"""From a batch's rows to what goes through the model at once: balanced over ranks, within a budget of tokens, and laid
+out by `trainer.layout`: `padded`, a sequence in each line; `packed`, several in a line; `shared`, the prompt once for
+all of its completions (`rl/shared_prompts.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from scalerl.rl import shared_prompts
 from scalerl.rl.batch import Row, tokens_of
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.tokens import Tokens
 
+Layout = Literal["padded", "packed", "shared"]
 Lines = list[list[Row]]  # of one micro-batch: the rows that share each line
 
 
@@ -22,13 +26,15 @@ class MicroBatch:
     one token of padding, so that its rank takes part in the collectives of forward and backward.
 
     input_ids: int64 [n, S]. positions: int64 [n, S], 0 where a row begins, or None where no line has more than one.
-    line, column: int64 [T], where the hidden state that predicts each completion token stands. targets: int64 [T].
-    kept: int64 [T, K] padded with -1, or None. aux: int64 [T] or None. experts: int32 [n, S, layers, top_k], -1 where
-    the generator fed nothing, or None."""
+    prompts: those before the lines, or None where the lines hold them. line, column: int64 [T], where the hidden state
+    that predicts each completion token stands, of [n, S], or of [n, 1 + S] behind `prompts`. targets: int64 [T]. kept:
+    int64 [T, K] padded with -1, or None. aux: int64 [T] or None. experts: int32 [n, S, layers, top_k], -1 where the
+    generator fed nothing, or None."""
 
     rows: list[Row]
     input_ids: Tensor
     positions: Tensor | None
+    prompts: shared_prompts.Prompts | None
     line: Tensor
     column: Tensor
     targets: Tensor
@@ -38,71 +44,87 @@ class MicroBatch:
     experts: Tensor | None
 
 
-def balance(rows: Sequence[Row], ranks: int, budget: int, *, packing: bool) -> list[list[Lines]]:
+def balance(rows: Sequence[Row], ranks: int, budget: int, layout: Layout) -> list[list[Lines]]:
     """For each rank its micro-batches. Ranks have nearly the same tokens and the same number of micro-batches, of which
     the last may be empty; each is within `budget` padded tokens (or of one row)."""
-    shares: list[list[Row]] = [[] for _ in range(ranks)]
+    pieces = shared_prompts.pieces(rows, budget) if layout == "shared" else [[row] for row in rows]
+    shares: list[list[shared_prompts.Piece]] = [[] for _ in range(ranks)]
     tokens = [0] * ranks
-    for row in sorted(rows, key=length, reverse=True):
+    for piece in sorted(pieces, key=_tokens, reverse=True):
         least = tokens.index(min(tokens))
-        shares[least].append(row)
-        tokens[least] += length(row)
-    split = [list(_split(share, budget, packing)) for share in shares]
+        shares[least].append(piece)
+        tokens[least] += _tokens(piece)
+    if layout == "shared":
+        split = [list(shared_prompts.fill(share, budget)) for share in shares]
+    else:
+        split = [list(_split([row for (row,) in share], budget, layout == "packed")) for share in shares]
     most = max(map(len, split))
     return [[*parts, *([] for _ in range(most - len(parts)))] for parts in split]
+
+
+def _tokens(piece: shared_prompts.Piece) -> int:
+    return len(piece[0].prompt_ids) + sum(len(row.completion.tokens) for row in piece)
 
 
 def _split(rows: Sequence[Row], budget: int, packing: bool) -> Iterator[Lines]:
     """Micro-batches of like lengths, as wide as their longest row; the rows come longest first. Packed, a row goes into
     the first line that has room for it."""
     while rows:
-        width = length(rows[0])
+        width = rows[0].length
         lines: Lines = []
         room: list[int] = []
         left = []
         for row in rows:
-            place = next((i for i, free in enumerate(room) if length(row) <= free), None) if packing else None
+            place = next((i for i, free in enumerate(room) if row.length <= free), None) if packing else None
             if place is not None:
                 lines[place].append(row)
-                room[place] -= length(row)
+                room[place] -= row.length
             elif not lines or (len(lines) + 1) * width <= budget:
                 lines.append([row])
-                room.append(width - length(row))
+                room.append(width - row.length)
             else:
                 left.append(row)
         yield lines
         rows = left
 
 
-def micro_batch(lines: Lines, recipe: Recipe, device: torch.device) -> MicroBatch:
+def micro_batch(lines: Lines, recipe: Recipe, device: torch.device, layout: Layout) -> MicroBatch:
     """The rows as tensors on `device`."""
-    n, width = max(1, len(lines)), max((sum(map(length, line)) for line in lines), default=1)
-    ids = torch.zeros(n, width, dtype=torch.int64)
-    positions = torch.arange(width).repeat(n, 1)
-    nothing = torch.zeros(0, dtype=torch.int64)
-    line_index, columns, targets = [nothing], [nothing], [nothing]
-    for i, start, row in _places(lines):
-        first, n_tokens = start + len(row.prompt_ids), len(row.completion.tokens)
-        sampled = torch.as_tensor(row.completion.tokens, dtype=torch.int64)
-        ids[i, start:first] = torch.tensor(row.prompt_ids)
-        ids[i, first : first + n_tokens] = sampled
-        positions[i, start:] = torch.arange(width - start)  # padding counts as the last row's
-        line_index.append(torch.full((n_tokens,), i))
-        columns.append(torch.arange(first - 1, first - 1 + n_tokens))
-        targets.append(sampled)
     rows = [row for line in lines for row in line]
+    prompts = positions = None
+    if layout == "shared":
+        ids, prompts = shared_prompts.tensors(rows)
+        places = [(line, 0, row) for line, row in enumerate(rows)]
+    else:
+        ids, positions = _whole(lines)
+        places = [(line, start + len(row.prompt_ids) - 1, row) for line, start, row in _places(lines)]
+    nothing = torch.zeros(0, dtype=torch.int64)
+    lengths = [len(row.completion.tokens) for row in rows]
+    counts = list(zip(places, lengths, strict=True))
     return MicroBatch(
         rows=rows,
         input_ids=ids.to(device),
-        positions=positions.to(device) if len(rows) > len(lines) else None,
-        line=torch.cat(line_index).to(device),
-        column=torch.cat(columns).to(device),
-        targets=torch.cat(targets).to(device),
+        positions=positions.to(device) if positions is not None and len(rows) > len(lines) else None,
+        prompts=prompts and prompts.to(device),
+        line=torch.cat([nothing, *(torch.full((n,), line) for (line, _, _), n in counts)]).to(device),
+        column=torch.cat([nothing, *(torch.arange(first, first + n) for (_, first, _), n in counts)]).to(device),
+        targets=torch.cat([nothing, *(torch.as_tensor(row.completion.tokens).long() for row in rows)]).to(device),
         tokens=tokens_of(rows, trainer_ratio=recipe.ratio == "trainer_old", device=device, dtype=torch.float32),
         kept=_kept_sets(rows, device) if rows and recipe.sampling_mask == "keep" else None,
         aux=_aux_tokens(rows, device) if recipe.sampling_mask == "aux_token" else None,
-        experts=_experts(lines, width, device) if rows and recipe.router_replay == "r3" else None,
+        experts=_experts(lines, ids.shape[1], device) if rows and recipe.router_replay == "r3" else None,
     )
+
+
+def _whole(lines: Lines) -> tuple[Tensor, Tensor]:
+    """Token ids and positions, int64 [n, S], of lines that hold prompts and completions."""
+    n, width = max(1, len(lines)), max((sum(row.length for row in line) for line in lines), default=1)
+    ids = torch.zeros(n, width, dtype=torch.int64)
+    positions = torch.arange(width).repeat(n, 1)
+    for i, start, row in _places(lines):
+        ids[i, start : start + row.length] = torch.tensor([*row.prompt_ids, *row.completion.tokens])
+        positions[i, start:] = torch.arange(width - start)  # padding counts as the last row's
+    return ids, positions
 
 
 def _places(lines: Lines) -> Iterator[tuple[int, int, Row]]:
@@ -111,12 +133,7 @@ def _places(lines: Lines) -> Iterator[tuple[int, int, Row]]:
         start = 0
         for row in line:
             yield i, start, row
-            start += length(row)
-
-
-def length(row: Row) -> int:
-    """Tokens of prompt and completion."""
-    return len(row.prompt_ids) + len(row.completion.tokens)
+            start += row.length
 
 
 def _kept_sets(rows: Sequence[Row], device: torch.device) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from scalerl.kernels.logprob import VOCABULARY_TILE, token_logits, token_logprobs, weighted_logprob_sum
 from scalerl.rl.micro_batches import MicroBatch
 from scalerl.rl.recipe import Recipe
+from scalerl.rl.shared_prompts import hidden_states
 
 _LEAST_ROWS = 64  # fewer would leave the products waiting for the weights
 
@@ -45,10 +46,13 @@ class Policy(nn.Module):
         """coefficient: the loss's, for one pass over the vocabulary in place of two; see `weighted_logprob_sum`."""
         device = micro.input_ids.device.type
         with torch.autocast(device, dtype=self._dtype, enabled=self._dtype != torch.float32):
-            # The library masks rows from each other by the positions, which `require_packing` has checked.
-            states = self.model.base_model(
-                input_ids=micro.input_ids, position_ids=micro.positions, use_cache=False
-            ).last_hidden_state
+            body = self.model.base_model
+            if micro.prompts is not None:
+                states = hidden_states(body, micro.input_ids, micro.prompts)
+            else:
+                # The library masks rows from each other by the positions, which `require_packing` has checked.
+                output = body(input_ids=micro.input_ids, position_ids=micro.positions, use_cache=False)
+                states = output.last_hidden_state
         hidden, weight = states[micro.line, micro.column], self.model.get_output_embeddings().weight
         temperature = self._recipe.sampling.temperature
         head: dict[str, Any] = {"temperature": temperature, "head_dtype": self._head_dtype, "kept": micro.kept}

@@ -21,7 +21,7 @@ from scalerl.rl.config import RunConfig
 from scalerl.rl.engines.generator import head_dtype, torch_dtype
 from scalerl.rl.ledger import FlopModel
 from scalerl.rl.metrics import Metrics
-from scalerl.rl.micro_batches import MicroBatch, balance, length, micro_batch
+from scalerl.rl.micro_batches import MicroBatch, balance, micro_batch
 from scalerl.rl.mismatch import mismatch_metrics
 from scalerl.rl.models.load import load_model
 from scalerl.rl.models.packing import require_packing
@@ -29,6 +29,7 @@ from scalerl.rl.models.router_replay import replay, replayable_routers
 from scalerl.rl.objective import is_tokenwise, objective, objective_gradient
 from scalerl.rl.policy import Policy
 from scalerl.rl.sharding import Gathered, World, checkpoint_activations, collective, local_device, shard, whole
+from scalerl.rl.shared_prompts import require_shared_prompts
 from scalerl.rl.types import ScoredGroup
 
 
@@ -65,8 +66,10 @@ class Trainer:
         self.flops = 0.0
         if self._recipe.router_replay == "r3":
             replayable_routers(self.model)  # raises UserError where it can't be
-        if config.trainer.packing:
+        if config.trainer.layout == "packed":
             require_packing(self.model)  # raises UserError where it can't be
+        if config.trainer.layout == "shared":
+            require_shared_prompts(self.model)  # raises UserError where it can't be
         self._reference = None
         if self._recipe.kl != "none":
             self._reference = self._policy(copy.deepcopy(self.model).requires_grad_(False))
@@ -112,8 +115,9 @@ class Trainer:
         """Assemble the batch that is trained at policy version `version`; call just before its first update."""
         batch = assemble(groups, self._recipe)
         settings = self._config.trainer
-        parts = balance(batch.rows, self.world.size, settings.micro_batch_tokens, packing=settings.packing)
-        micro_batches = [micro_batch(lines, self._recipe, self._device) for lines in parts[self.world.rank]]
+        parts = balance(batch.rows, self.world.size, settings.micro_batch_tokens, settings.layout)
+        own = parts[self.world.rank]
+        micro_batches = [micro_batch(lines, self._recipe, self._device, settings.layout) for lines in own]
         prepared = Prepared(batch, micro_batches, version, self._n_prepared)
         self._n_prepared += 1
         self._prepared[prepared.number] = prepared
@@ -172,8 +176,9 @@ class Trainer:
             self._reference.load_state_dict(self.policy.state_dict())
 
     def train_tokens(self, prepared: Prepared) -> int:
-        """Tokens that one update puts through backward, prompts included."""
-        return sum(length(row) for row in prepared.batch.rows)
+        """Tokens of the sequences that one update puts through backward, prompts included: under every layout the
+        same, so that the axis compares recipes."""
+        return sum(row.length for row in prepared.batch.rows)
 
     @collective
     def save(self, folder: Path) -> Future[Any]:
@@ -257,7 +262,7 @@ class Trainer:
             micro.tokens = replace(micro.tokens, **{field: joined.to(self._device)})
 
     def _batch_flops(self, batch: TrainBatch) -> float:
-        return sum(self.flop_model.sequence(length(row)) for row in batch.rows)
+        return sum(self.flop_model.sequence(row.length) for row in batch.rows)
 
 
 def flop_model(model: Any) -> FlopModel:

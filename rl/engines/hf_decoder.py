@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from scalerl.kernels.head import head_logits
 from scalerl.rl.engines.base import ContextLimit, Forward, copy_weights
 from scalerl.rl.engines.kv_cache import KVCache, LayerShape
 from scalerl.rl.errors import UserError
+from scalerl.rl.models.load import cache_argument
 
 
 class _Probe(Cache):
@@ -73,9 +73,7 @@ class HFDecoder:
         for parameter in self._model.parameters():  # not `model.to`, which would round the rotary frequencies too
             parameter.data = parameter.data.to(dtype)
         self._body = self._model.base_model
-        self._cache_argument = (
-            "cache" if "cache" in inspect.signature(self._body.forward).parameters else "past_key_values"
-        )
+        self._cache_argument = cache_argument(self._body)
         self._dtype = dtype
         self._head_dtype = head_dtype
         self._lm_head: torch.Tensor = self._model.get_output_embeddings().weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -71,3 +72,8 @@ def load_model(path: Path, dtype: torch.dtype = torch.float32) -> Any:
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UserError(f"model.path={path} can't be loaded: {str(error).splitlines()[0]}") from None
+
+
+def cache_argument(body: Any) -> str:
+    """What a base model calls its cache of keys and values, which depends on the library's version."""
+    return "cache" if "cache" in inspect.signature(body.forward).parameters else "past_key_values"

@@ -23,4 +23,6 @@ def require_packing(model: Any) -> None:
         packed = None
     if packed is None or (packed - alone).abs().max() > 1e-4 * alone.abs().max():
         kind = model.config.model_type
-        raise UserError(f"trainer.packing=true, but sequences in one line of {kind} see each other: set it to false")
+        raise UserError(
+            f"trainer.layout=packed, but sequences in one line of {kind} see each other: set trainer.layout=padded"
+        )

@@ -8,9 +8,10 @@
 Both sides are processes that wait while the other makes its step, and have `--threads` threads in all. TRL is in .trl,
 in fp32 without gradient checkpointing, with CISPO's epsilon_high and the optimiser of scalerl's configuration.
 Interruptions are off, since TRL has none. For seconds a step scalerl also keeps the prompts without variance, which TRL
-trains on; to a pass rate it has its own recipe. The models of 14M and 22M parameters are random, so that all
-completions run to their budget, and both sides generate and train as many tokens. CPU seconds are user and system time
-of all of a side's processes. Further arguments are scalerl's overrides. Linux only."""
+trains on, unless the overrides say `recipe.zero_variance=drop`; to a pass rate it has its own recipe. The models of 14M
+and 22M parameters are random, so that all completions run to their budget, and both sides generate and train as many
+tokens. CPU seconds are user and system time of all of a side's processes. Further arguments are scalerl's overrides.
+Linux only."""
 
 from __future__ import annotations
 
@@ -52,6 +53,7 @@ LARGE = [
     "recipe.generation_budget=40",
     "recipe.truncation=score",
     "trainer.lr=1e-4",
+    "trainer.layout=shared",
     "engine.process=inline",
     "engine.slots=128",
     "engine.ticks_per_step=40",

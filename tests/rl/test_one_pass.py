@@ -53,7 +53,7 @@ def problem(make_completion: Callable[..., Any], make_group: Callable[..., Any],
         completions = [make_completion(n, seed=n, injected=(1,) if n == 9 else ()) for n in (9, 6, 4, 3)]
         rows = assemble([make_group(completions, [True, False, False, True])], recipe).rows
         torch.manual_seed(0)
-        model, micro = Bigram(), micro_batch([[row] for row in rows], recipe, torch.device("cpu"))
+        model, micro = Bigram(), micro_batch([[row] for row in rows], recipe, torch.device("cpu"), "padded")
         n = len(micro.targets)
         micro.tokens = replace(
             micro.tokens,

@@ -22,7 +22,7 @@ from transformers import (
 
 from scalerl.rl.batch import Row, assemble
 from scalerl.rl.errors import UserError
-from scalerl.rl.micro_batches import MicroBatch, balance, length, micro_batch
+from scalerl.rl.micro_batches import MicroBatch, balance, micro_batch
 from scalerl.rl.models.packing import require_packing
 from scalerl.rl.models.router_replay import replay
 from scalerl.rl.policy import Policy
@@ -90,7 +90,7 @@ def scores(model: Any, micro: MicroBatch, recipe: Any) -> tuple[dict[int, torch.
 
 
 def packed_lines(rows: list[Row]) -> list[list[Row]]:
-    (lines,) = balance(rows, 1, 60, packing=True)[0]
+    (lines,) = balance(rows, 1, 60, "packed")[0]
     assert [len(line) for line in lines] != [1] * len(lines) and max(map(len, lines)) > 2
     return lines
 
@@ -100,8 +100,8 @@ def packed_lines(rows: list[Row]) -> list[list[Row]]:
 def test_packed_lines_equal_padded_ones(kind: str, attention: str, rows: list[Row], make_recipe: Any) -> None:
     """Log-probabilities and gradients; of the mixture of experts under its router replay."""
     model, recipe = build(kind, attention), make_recipe(router_replay="r3" if kind == "moe" else "off")
-    packed = micro_batch(packed_lines(rows), recipe, CPU)
-    padded = micro_batch([[row] for row in rows], recipe, CPU)
+    packed = micro_batch(packed_lines(rows), recipe, CPU, "packed")
+    padded = micro_batch([[row] for row in rows], recipe, CPU, "padded")
     assert packed.positions is not None and padded.positions is None
     assert packed.input_ids.numel() < padded.input_ids.numel() / 2
     found, gradient = scores(model, packed, recipe)
@@ -119,7 +119,7 @@ def test_a_sequence_sees_nothing_of_its_neighbours(kind: str, attention: str, ro
     """Every other row of each line gets other tokens: the rest keep their log-probabilities to the bit."""
     model, recipe = build(kind, attention), make_recipe()
     lines = packed_lines(rows)
-    micro = micro_batch(lines, recipe, CPU)
+    micro = micro_batch(lines, recipe, CPU, "packed")
     before, _ = scores(model, micro, recipe)
     for parity in (0, 1):
         changed, kept = micro.input_ids.clone(), []
@@ -127,10 +127,10 @@ def test_a_sequence_sees_nothing_of_its_neighbours(kind: str, attention: str, ro
             start = 0
             for number, row in enumerate(line):
                 if number % 2 == parity:
-                    changed[i, start : start + length(row)] = (changed[i, start : start + length(row)] + 3) % 12
+                    changed[i, start : start + row.length] = (changed[i, start : start + row.length] + 3) % 12
                 else:
                     kept.append(row.order)
-                start += length(row)
+                start += row.length
         after, _ = scores(model, replace(micro, input_ids=changed), recipe)
         assert kept
         for order in before:
@@ -139,7 +139,7 @@ def test_a_sequence_sees_nothing_of_its_neighbours(kind: str, attention: str, ro
 
 def test_without_their_positions_they_would_see_them(rows: list[Row], make_recipe: Any) -> None:
     model, recipe = build("llama"), make_recipe()
-    micro = micro_batch(packed_lines(rows), recipe, CPU)
+    micro = micro_batch(packed_lines(rows), recipe, CPU, "packed")
     apart, _ = scores(model, micro, recipe)
     together, _ = scores(model, replace(micro, positions=None), recipe)
     assert max((apart[order] - together[order]).abs().max() for order in apart) > 1e-2
@@ -152,5 +152,5 @@ def test_models_that_can(kind: str) -> None:
 
 def test_a_recurrent_model_is_refused() -> None:
     config = MambaConfig(vocab_size=12, hidden_size=16, state_size=4, num_hidden_layers=1, initializer_range=0.3)
-    with pytest.raises(UserError, match=r"trainer\.packing=true, but sequences in one line of mamba see each other"):
+    with pytest.raises(UserError, match=r"trainer\.layout=packed, but sequences in one line of mamba see each other"):
         require_packing(MambaForCausalLM(config).eval())

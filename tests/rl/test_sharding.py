@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from scalerl.cli.compose import compose
 from scalerl.rl.checkpoint import read_tensors
-from scalerl.rl.micro_batches import balance, length
+from scalerl.rl.micro_batches import Layout, balance
 from scalerl.rl.models.builtin import build_model
 from scalerl.rl.models.tokenizer import character_tokenizer
 from scalerl.rl.runlog import read_rows
@@ -33,8 +33,9 @@ STEPS = 5
 KL = ("recipe.kl=k3_as_loss", "recipe.ratio=trainer_old", "recipe.loss=grpo", "trainer.activation_checkpointing=true")
 COV = (
     *("recipe.entropy_control=clip_cov", "recipe.clip_cov.share=0.2", "recipe.clip_cov.cov_low=-10"),
-    *("trainer.packing=true", "trainer.micro_batch_tokens=40"),
+    *("trainer.layout=packed", "trainer.micro_batch_tokens=40"),
 )
+SHARED = ("trainer.layout=shared", "trainer.micro_batch_tokens=32")
 
 
 class Probe(Trainer):
@@ -117,7 +118,7 @@ def _rank(rank, size, store, config, folder, groups, expected, checkpoints):
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("overrides", [(), KL, COV], ids=["cispo", "reference", "clip_cov-packed"])
+@pytest.mark.parametrize("overrides", [(), KL, COV, SHARED], ids=["cispo", "reference", "clip_cov-packed", "shared"])
 def test_ranks_equal_one_process(size, overrides, folder, groups, tmp_path):
     wanted = config(folder, *overrides)
     one = Probe(wanted, folder)
@@ -155,12 +156,12 @@ def test_a_rank_whose_gradient_is_not_finite_stops_the_step_on_all(folder, group
 
 
 def _row(tokens) -> Any:
-    return SimpleNamespace(prompt_ids=(1,), completion=SimpleNamespace(tokens=[0] * (tokens - 1)))
+    return SimpleNamespace(prompt_ids=(1,), completion=SimpleNamespace(tokens=[0] * (tokens - 1)), length=tokens)
 
 
-def _balanced(lengths, ranks, budget, packing=False):
-    parts = balance([_row(n) for n in lengths], ranks, budget, packing=packing)
-    return [[[[length(row) for row in line] for line in micro] for micro in rank] for rank in parts]
+def _balanced(lengths, ranks, budget, layout: Layout = "padded"):
+    parts = balance([_row(n) for n in lengths], ranks, budget, layout)
+    return [[[[row.length for row in line] for line in micro] for micro in rank] for rank in parts]
 
 
 def test_micro_batches_are_balanced_over_ranks_and_equally_many():
@@ -174,8 +175,8 @@ def test_micro_batches_are_balanced_over_ranks_and_equally_many():
 
 def test_packed_rows_fill_the_lines_of_a_micro_batch():
     """By hand: at width 9 two lines are in the budget, and of what is left three at width 5."""
-    assert _balanced([9, 7, 5, 4, 3, 2, 2, 1], 1, 18, packing=True) == [[[[9], [7, 2]], [[5], [4, 1], [3, 2]]]]
-    assert _balanced([6, 3, 3], 1, 4, packing=True) == [[[[6]], [[3]], [[3]]]]
+    assert _balanced([9, 7, 5, 4, 3, 2, 2, 1], 1, 18, "packed") == [[[[9], [7, 2]], [[5], [4, 1], [3, 2]]]]
+    assert _balanced([6, 3, 3], 1, 4, "packed") == [[[[6]], [[3]], [[3]]]]
 
 
 @pytest.mark.slow

@@ -56,14 +56,20 @@ def last_step(run: Path, cache: Path, *overrides: str) -> dict[str, Any]:
 @pytest.mark.parametrize("control", CONTROLS)
 def test_the_step_does_not_depend_on_the_micro_batches(control: str, cache: Path, tmp_path: Path):
     """Entropy control chooses among the tokens of all micro-batches, in an order that belongs to none of them. The
-    second step is compared: at the first, on-policy, `kl_cov` sees a distance of zero, whose sign is rounding."""
+    second step is compared: at the first, on-policy, `kl_cov` sees a distance of zero, whose sign is rounding, and what
+    that step did is still seen in the second."""
+    tolerance = 2e-3 if control == "kl_cov" else 1e-4
     overrides = (f"recipe.entropy_control={control}", "recipe.off_policy=ppo", "recipe.k=2", *CONTROLS[control])
-    splits = [("trainer.micro_batch_tokens=1",), ("trainer.micro_batch_tokens=100",), ()]
-    splits.append(("trainer.micro_batch_tokens=200", "trainer.packing=true"))
-    steps = [last_step(tmp_path / str(i), cache, *overrides, *split) for i, split in enumerate(splits)]
+    splits = [("padded", 1), ("padded", 100), ("padded", 2048), ("packed", 200), ("shared", 1), ("shared", 200)]
+    steps = [
+        last_step(
+            tmp_path / str(i), cache, *overrides, f"trainer.layout={layout}", f"trainer.micro_batch_tokens={tokens}"
+        )
+        for i, (layout, tokens) in enumerate(splits)
+    ]
     for step in steps[1:]:
         for name in ("objective", "grad_norm", "mismatch_k3"):
-            assert step[name] == pytest.approx(steps[0][name], rel=1e-4, abs=1e-6), name
+            assert step[name] == pytest.approx(steps[0][name], rel=tolerance, abs=1e-6), name
     if control != "none":
         plain = last_step(tmp_path / "plain", cache, *overrides, "recipe.entropy_control=none")
-        assert plain["grad_norm"] != pytest.approx(steps[0]["grad_norm"], rel=1e-3)
+        assert plain["grad_norm"] != pytest.approx(steps[0]["grad_norm"], rel=1e-2)
