@@ -112,6 +112,7 @@ def test_what_sglang_can_not_do_is_refused():
     on_policy = ["recipe.k=0", "recipe.loss=reinforce", "recipe.sampling_mask=aux_token"]
     with pytest.raises(UserError, match=r"recipe\.sampling_mask=aux_token needs engine=torch"):
         compose(["engine=sglang", *on_policy])
-    compose(["engine=sglang", "recipe.sampling_mask=keep", "recipe.sampling.top_p=0.9", "recipe.router_replay=r3"])
+    replay = ["engine=sglang", "trainer.layout=padded", "recipe.router_replay=r3"]
+    compose([*replay, "recipe.sampling_mask=keep", "recipe.sampling.top_p=0.9"])
     with pytest.raises(UserError, match=r"router_replay=r3 with engine\.update=retract: .* set engine\.update="):
-        compose(["engine=sglang", "engine.update=retract", "recipe.router_replay=r3"])
+        compose([*replay, "engine.update=retract"])

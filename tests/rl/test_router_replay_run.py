@@ -108,6 +108,7 @@ def test_a_dense_model_is_refused_and_leaves_no_folder(tmp_path: Path) -> None:
         "model.architecture.hidden_size=32",
         "model.architecture.layers=1",
         "model.warm_start.steps=0",
+        "trainer.layout=padded",
         f"model.cache_dir={tmp_path / 'cache'}",
     ]
     config = configure(dense, tmp_path / "run")
