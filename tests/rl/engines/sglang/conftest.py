@@ -77,24 +77,27 @@ def make_config(run_dir: Path, model: Path, *overrides: str) -> RunConfig:
 
 
 @contextlib.contextmanager
-def running(config: RunConfig, model: Path) -> Iterator[ServerProcess]:
-    """The one server that a run of `config` would start; the test is skipped where none can be."""
+def running(config: RunConfig, model: Path) -> Iterator[list[ServerProcess]]:
+    """The servers that a run of `config` would start; the test is skipped where none can be."""
     if not PYTHON.is_file():
         pytest.skip("no SGLang server here: scripts/setup_sglang sets one up")
     assert isinstance(config.engine, SGLangEngineConfig)
-    (process,) = server_processes(config, config.engine, model)
-    process.start()
+    processes = server_processes(config, config.engine, model)
     try:
-        asyncio.run(ready(f"http://127.0.0.1:{process.port}", 300, lambda: process.alive))
-        yield process
+        for process in processes:
+            process.start()
+        for process in processes:
+            asyncio.run(ready(f"http://127.0.0.1:{process.port}", 300, lambda process=process: process.alive))
+        yield processes
     finally:
-        process.stop()
+        for process in processes:
+            process.stop()
 
 
 @pytest.fixture(scope="session")
 def server(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server on the model `first`, which the tests reach by its URL; each gives it its own weights first."""
-    with running(make_config(tmp_path_factory.mktemp("server"), models["first"]), models["first"]) as process:
+    with running(make_config(tmp_path_factory.mktemp("server"), models["first"]), models["first"]) as (process,):
         yield process
 
 

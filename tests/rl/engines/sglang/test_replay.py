@@ -75,7 +75,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bf16_server(moe: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """On the mixture of experts, in bf16 under a trainer in fp32."""
     overrides = ("recipe.router_replay=r3", "engine.arguments=[--dtype, bfloat16]")
-    with running(make_config(tmp_path_factory.mktemp("server"), moe, *overrides), moe) as process:
+    with running(make_config(tmp_path_factory.mktemp("server"), moe, *overrides), moe) as (process,):
         yield process
 
 

@@ -66,6 +66,11 @@ def train(arguments, path, moment="never", launcher=()):
         )
 
 
+def torchrun(ranks):
+    program = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", str(ranks), "--no-python"]
+    return [*program, sys.executable, "-P"]
+
+
 def processes(text):
     """Those whose command line holds it."""
     found = []
@@ -132,13 +137,11 @@ def test_a_killed_run_goes_on_with_the_server_that_it_left(overrides, server, tm
 def test_two_ranks_and_two_servers_leave_nothing_behind_and_go_on(overrides, cache, tmp_path):
     """kill -9 of the first of two trainer ranks, within a weight update: the other one and both servers end too."""
     path = tmp_path / "run"
-    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--no-python"]
-    launcher = [*torchrun, sys.executable, "-P"]
-    first = train([*overrides, "engine.servers=2", "--run-dir", str(path)], path, "within an update", launcher)
+    first = train([*overrides, "engine.servers=2", "--run-dir", str(path)], path, "within an update", torchrun(2))
     assert end(first, path) == 1, path.with_suffix(".log").read_text()
     assert len(path.with_suffix(".jsonl").read_text().splitlines()) == 4  # batches that it has trained
     assert gone(f"--model-path\0{cache}"), "a server is left behind"
-    second = train(["--resume", str(path)], path, launcher=launcher)
+    second = train(["--resume", str(path)], path, launcher=torchrun(2))
     assert end(second, path) == 0, path.with_suffix(".log").read_text()
     check(path, 14)
     assert gone(f"--model-path\0{cache}", 0)
@@ -162,32 +165,56 @@ SHORT = [
 ]
 
 
-def test_the_demo_learns_what_it_learns_on_the_torch_engine(tmp_path):
-    """Mean pass rate of the last 5 evaluations, over 2 seeds: the engines differ by less than 2 combined standard
-    errors. A run's is that of its evaluations (which share their prompts, so that more of them make it no smaller), or
-    the spread between the seeds where that is larger."""
-    short = [*SHORT, f"model.cache_dir={tmp_path}"]
-    torch_mean, torch_error = learned(short, tmp_path / "torch")
-    served = [override for override in short if not override.startswith("engine.")]
-    served += ["engine=sglang", f"engine.python={PYTHON}", "engine.kv_tokens=16384"]
-    config = compose(served, run_dir=str(tmp_path / "server")).config
-    with running(config, model_folder(config, build_task(config.task))) as server:
-        url = f"engine.urls=[http://127.0.0.1:{server.port}]"
-        sglang_mean, sglang_error = learned([*served, url], tmp_path / "sglang")
-    print(f"torch {torch_mean:.3f} ± {torch_error:.3f}, sglang {sglang_mean:.3f} ± {sglang_error:.3f}")
-    assert abs(torch_mean - sglang_mean) < 2 * np.hypot(torch_error, sglang_error)
+@pytest.fixture(scope="module")
+def by_torch(cache, tmp_path_factory):
+    return learned([*SHORT, f"model.cache_dir={cache}"], tmp_path_factory.mktemp("torch"))
 
 
-def learned(overrides, folder):
-    """(mean, its standard error) over two seeds, of runs that have learned something."""
+@pytest.fixture(scope="module")
+def served(cache, tmp_path_factory):
+    """The short run on SGLang, and two servers that know its model."""
+    short = [override for override in SHORT if not override.startswith("engine.")]
+    short += ["engine=sglang", f"engine.python={PYTHON}", "engine.kv_tokens=16384", f"model.cache_dir={cache}"]
+    config = compose([*short, "engine.servers=2"], run_dir=str(tmp_path_factory.mktemp("servers"))).config
+    with running(config, model_folder(config, build_task(config.task))) as servers:
+        yield short, servers
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_demo_learns_what_it_learns_on_the_torch_engine(by_torch, served, n, tmp_path):
+    """On n servers and with n trainer ranks. Mean pass rate of the last 5 evaluations, over 2 seeds: the engines differ
+    by less than 2 combined standard errors."""
+    overrides, servers = served[0], served[1][:n]
+    before = [answered(server) for server in servers]
+    urls = ",".join(f"http://127.0.0.1:{server.port}" for server in servers)
+    launcher = torchrun(n) if n > 1 else ()
+    mean, error = learned([*overrides, f"engine.urls=[{urls}]"], tmp_path, launcher)
+    print(f"torch {by_torch[0]:.3f} ± {by_torch[1]:.3f}, {n} server(s) {mean:.3f} ± {error:.3f}")
+    assert abs(by_torch[0] - mean) < 2 * np.hypot(by_torch[1], error)
+    shares = [answered(server) - b for server, b in zip(servers, before, strict=True)]
+    assert min(shares) > 0.8 * max(shares), shares
+
+
+def learned(overrides, folder, launcher=()):
+    """(mean, its standard error) over two seeds, of runs that have learned something.
+
+    A run's error is that of its evaluations, or the spread between the seeds where that is larger. A run's evaluations
+    share their prompts, so that five of them have no smaller error than one; each seed draws prompts of its own."""
     means, errors = [], []
-    folder.mkdir()
     for seed in (0, 1):
-        path = folder / f"seed{seed}"
-        process = train([*overrides, f"seed={seed}", "--run-dir", str(path)], path)
+        path, begun = folder / f"seed{seed}", time.monotonic()
+        given = [*overrides, f"seed={seed}", f"eval.seed={seed}", "--run-dir", str(path)]
+        process = train(given, path, launcher=launcher)
         assert end(process, path) == 0, path.with_suffix(".log").read_text()
         evaluations = read_rows(path / "eval.jsonl")
-        means.append(np.mean([row["pass_rate"] for row in evaluations[-5:]]))
+        rates = [row["pass_rate"] for row in evaluations]
+        print(f"{path}: {np.round(rates, 3)}, {time.monotonic() - begun:.0f} s")
+        means.append(np.mean(rates[-5:]))
         errors.append(np.mean([row["stderr"] for row in evaluations[-5:]]))
-        assert evaluations[-1]["pass_rate"] > evaluations[0]["pass_rate"] + 0.1
-    return np.mean(means), max(np.mean(errors), np.std(means, ddof=1)) / np.sqrt(2)
+        assert rates[-1] > rates[0] + 0.1
+    return np.mean(means), max(np.sqrt(np.mean(np.square(errors))), np.std(means, ddof=1)) / np.sqrt(2)
+
+
+def answered(server):
+    """Completions so far."""
+    return server.log.read_text().count("POST /generate")
