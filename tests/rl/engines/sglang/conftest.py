@@ -110,6 +110,11 @@ def slowed(server: ServerProcess) -> Iterator[None]:
     httpx.post(url, json={"forward_sleep_time": None}, timeout=60).raise_for_status()
 
 
+def answered(server: ServerProcess) -> int:
+    """Requests for completions that it has answered."""
+    return server.log.read_text().count("POST /generate ")
+
+
 async def ready(url: str, limit: float, alive: Callable[[], bool]) -> None:
     client = Client(url, 1)
     await client.wait_until_ready(limit, alive)

@@ -21,7 +21,7 @@ from scalerl.rl.engines.sglang.server import ServerProcess
 from scalerl.rl.errors import UserError
 from scalerl.rl.types import Sampling
 
-from .conftest import PYTHON, TOKENIZER, make_config, requests, slowed
+from .conftest import PYTHON, TOKENIZER, answered, generate, make_config, requests, slowed
 
 END = TOKENIZER.eos_token_id
 LONG = Sampling(1.0, 200, ())
@@ -112,21 +112,43 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path):
 @pytest.mark.slow
 def test_an_abort_from_outside_costs_nothing(make_generator, server):
     generator, asked = make_generator(LONG), requests(4, 4)
+    before = answered(server)
     with slowed(server):
         generator.call("submit", asked)
         time.sleep(0.5)
         httpx.post(f"http://127.0.0.1:{server.port}/abort_request", json={"abort_all": True}).raise_for_status()
-    groups = generator.call("run_until", [0, 1, 2, 3]).groups
-    assert sorted(group.group for group in groups) == [0, 1, 2, 3]
-    assert all(len(c.tokens) == 200 for group in groups for c in group.completions)
+    check_groups(generator.call("run_until", [0, 1, 2, 3]).groups, asked, version=0)
+    assert answered(server) - before > 16, "nothing was in progress when it was aborted"
+    assert generator._fleet.servers[0].restarts == 0
+
+
+ABORTED = b"""{"output_ids": [], "meta_info": {"finish_reason": {"type": "abort"}, "weight_version": "0"}}"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [4, 5])
+def test_a_server_that_only_aborts_is_not_asked_for_ever(make_generator, between, times):
+    url = f"engine.urls=[http://127.0.0.1:{between.server_port}]"
+    generator, asked = make_generator(LONG, url), requests(1, 1)
+    between.instead["/generate"] = [(200, ABORTED)] * times
+    generator.call("submit", asked)
+    if times < 5:
+        (group,) = generator.call("run_until", [0]).groups
+        assert len(group.completions[0].tokens) == 200
+    else:
+        with pytest.raises(UserError, match=r"^http://\S+: 5 answers in a row without a token \(abort\)"):
+            generator.call("run_until", [0])
+    assert generator._fleet.servers[0].restarts == 0
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not PYTHON.is_file(), reason="no SGLang server here: scripts/setup_sglang sets one up")
-def test_a_killed_server_is_started_again(models, tmp_path, capsys):
-    """kill -9 while completions are in progress: each group is complete once, and under the current weights; closing
-    leaves no process."""
-    generator = SGLangGenerator(make_config(tmp_path / "run", models["first"]), models["first"], LONG)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_server_that_is_killed_or_stands_still_is_started_again(models, tmp_path, capsys, how):
+    """kill -9, or SIGSTOP for longer than the limit, while completions are in progress: each group is complete once,
+    and under the current weights; of the first server nothing is left, and of the second nothing after closing."""
+    config = make_config(tmp_path / "run", models["first"], "engine.stall_limit=10")
+    generator = SGLangGenerator(config, models["first"], LONG)
     (server,) = generator._fleet.servers
     try:
         generator.update_weights(weights(models["second"]), 1)
@@ -136,7 +158,9 @@ def test_a_killed_server_is_started_again(models, tmp_path, capsys):
             generator.call("submit", asked)
             time.sleep(0.5)
             group = process_of(server.process).pid
-            os.killpg(group, signal.SIGKILL)
+            os.killpg(group, how)
+            if how == signal.SIGSTOP:
+                assert group_is_gone(group, 30), "it stood still for 30 s"
         check_groups(generator.call("run_until", [0, 1, 2, 3]).groups, asked, version=1)
         assert server.restarts == 1 and group_is_gone(group)
     finally:
@@ -159,34 +183,38 @@ def check_groups(groups, asked, *, version):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stall_limit, restarts", [(60, 0), (4, 1)])
+@pytest.mark.parametrize("stall_limit, restarts", [(120, 0), (4, 1)])
 def test_a_server_that_stands_still_is_waited_for(make_generator, server, models, stall_limit, restarts):
-    """SIGSTOP for longer than the limit: what it was working on is given out again when it goes on, once; for a shorter
-    time: nothing happens."""
-    generator = make_generator(LONG, f"engine.stall_limit={stall_limit}", "engine.max_restarts=20")
-    asked = requests(4, 4)
+    """SIGSTOP for 30 s, longer than the limit: what it was working on is given out again when it goes on, once; for a
+    shorter time: nothing happens."""
+    limits = f"engine.stall_limit={stall_limit}", f"engine.start_limit={2 * stall_limit}", "engine.max_restarts=20"
+    generator = make_generator(LONG, *limits)
+    asked, before = requests(4, 4), answered(server)
     generator.update_weights(weights(models["second"]), 1)
     with slowed(server):
         generator.call("submit", asked)
         time.sleep(0.5)
         group = process_of(server).pid
         os.killpg(group, signal.SIGSTOP)
-        time.sleep(12)
+        time.sleep(30)
         os.killpg(group, signal.SIGCONT)
     check_groups(generator.call("run_until", [0, 1, 2, 3]).groups, asked, version=1)
     assert generator._fleet.servers[0].restarts >= restarts
-    assert restarts or not generator._fleet.servers[0].restarts
+    assert restarts or (generator._fleet.servers[0].restarts, answered(server) - before) == (0, 16)
 
 
 class Between(ThreadingHTTPServer):
-    """Passes requests on to a server. `instead`: path -> the answer, status and body, to the next request there."""
+    """Passes requests on to a server. `instead`: path -> the answers, status and body, to the next requests there."""
 
     daemon_threads = True
 
     def __init__(self, port: int) -> None:
         super().__init__(("127.0.0.1", 0), _Pass)
         self.behind = f"http://127.0.0.1:{port}"
-        self.instead: dict[str, tuple[int, bytes]] = {}
+        self.instead: dict[str, list[tuple[int, bytes]]] = {}
+
+    def handle_error(self, request, client_address):
+        pass  # who asked has given up
 
 
 class _Pass(BaseHTTPRequestHandler):
@@ -195,8 +223,8 @@ class _Pass(BaseHTTPRequestHandler):
     def do_GET(self):
         assert isinstance(self.server, Between)
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        if self.path in self.server.instead:
-            status, content = self.server.instead.pop(self.path)
+        if instead := self.server.instead.get(self.path):
+            status, content = instead.pop(0)
         else:
             url = self.server.behind + self.path
             headers = {"content-type": "application/json"}
@@ -228,10 +256,25 @@ def test_garbage_in_between_costs_nothing(make_generator, between, models, answe
     url = f"engine.urls=[http://127.0.0.1:{between.server_port}]"
     generator, asked = make_generator(LONG, url), requests(4, 4)
     generator.update_weights(weights(models["second"]), 1)
-    between.instead["/generate"] = answer
+    between.instead["/generate"] = [answer]
     generator.call("submit", asked)
     check_groups(generator.call("run_until", [0, 1, 2, 3]).groups, asked, version=1)
-    assert not between.instead and generator._fleet.servers[0].restarts == 1
+    assert not between.instead["/generate"] and generator._fleet.servers[0].restarts == 1
+
+
+@pytest.mark.slow
+def test_a_port_that_is_refused_from_now_on_ends_the_run(make_generator, between):
+    url = f"engine.urls=[http://127.0.0.1:{between.server_port}]"
+    generator = make_generator(LONG, url, "engine.start_limit=2", "engine.max_restarts=2")
+    between.shutdown()
+    between.server_close()
+    start = time.monotonic()
+    generator.call("submit", requests(4, 4))
+    with pytest.raises(
+        UserError, match=r"^no server is left; the last one: http://\S+: All connection attempts failed"
+    ):
+        generator.call("run_until", [0, 1, 2, 3])
+    assert time.monotonic() - start < 60
 
 
 @pytest.mark.slow
@@ -239,7 +282,8 @@ def test_an_update_that_is_refused_while_the_broadcast_waits_is_given_up(make_ge
     """The server never joins the broadcast. Long before the limit its words are heard, and it gets the weights anew."""
     url = f"engine.urls=[http://127.0.0.1:{between.server_port}]"
     generator, asked = make_generator(LONG, url, "engine.transfer_limit=300"), requests(4, 4)
-    between.instead["/update_weights_from_distributed"] = 400, b'{"success": false, "message": "no room for weights"}'
+    refusal = b'{"success": false, "message": "no room for weights"}'
+    between.instead["/update_weights_from_distributed"] = [(400, refusal)]
     start = time.monotonic()
     generator.update_weights(weights(models["second"]), 1)
     generator.call("submit", asked)
@@ -265,6 +309,7 @@ def test_a_full_disk_is_one_clear_error(make_generator, models, small_disk):
     with pytest.raises(UserError, match=r"can't be written to \S+/servers/weights: .*No space left on device"):
         make_generator(LONG, "engine.transfer=disk")
     assert not list(small_disk.iterdir())
+    assert generate(make_generator(GREEDY), requests(1, 1)).keys() == {0}  # the server goes on
 
 
 def process_of(server: ServerProcess | None) -> subprocess.Popen[bytes]:

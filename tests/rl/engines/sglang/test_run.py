@@ -21,7 +21,7 @@ from scalerl.rl.sampler import build_sampler
 from scalerl.rl.tasks import build_task
 from tests.rl.small_run import SMALL
 
-from .conftest import PYTHON, running
+from .conftest import PYTHON, answered, running
 from .recorded import MOMENTS
 
 pytestmark = [
@@ -134,6 +134,22 @@ def test_a_killed_run_goes_on_with_the_server_that_it_left(overrides, server, tm
     assert server.alive
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_run_whose_server_fails_trains_every_prompt_once(overrides, cache, tmp_path, how):
+    """kill -9 of the run's server, or SIGSTOP for good, while its rollouts are out."""
+    path = tmp_path / "run"
+    process = train([*overrides, "engine.stall_limit=20", "engine.transfer_limit=20", "--run-dir", str(path)], path)
+    begun = time.monotonic()
+    while not path.with_suffix(".jsonl").exists() or len(path.with_suffix(".jsonl").read_text().splitlines()) < 3:
+        assert process.poll() is None and time.monotonic() - begun < LIMIT, path.with_suffix(".log").read_text()
+        time.sleep(0.02)
+    os.killpg(os.getpgid(processes(f"--model-path\0{cache}")[0]), how)
+    assert end(process, path) == 0, path.with_suffix(".log").read_text()
+    check(path, 14)
+    assert "starting it again (1/3)" in path.with_suffix(".log").read_text()
+    assert gone(f"--model-path\0{cache}"), "a server is left behind"
+
+
 def test_two_ranks_and_two_servers_leave_nothing_behind_and_go_on(overrides, cache, tmp_path):
     """kill -9 of the first of two trainer ranks, within a weight update: the other one and both servers end too."""
     path = tmp_path / "run"
@@ -213,8 +229,3 @@ def learned(overrides, folder, launcher=()):
         errors.append(np.mean([row["stderr"] for row in evaluations[-5:]]))
         assert rates[-1] > rates[0] + 0.1
     return np.mean(means), max(np.sqrt(np.mean(np.square(errors))), np.std(means, ddof=1)) / np.sqrt(2)
-
-
-def answered(server):
-    """Completions so far."""
-    return server.log.read_text().count("POST /generate")
