@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import GroupName, PrefixStore, _new_process_group_helper
 
-from scalerl.rl.engines.sglang.client import Client, Features, ServerFault, ServerRefusal
+from scalerl.rl.engines.sglang.client import Client, ConnectionBroken, Features, ServerFault, ServerRefusal
 
 Member = tuple[Client, Features]
 _NAMED_WITHIN = 5.0  # seconds that a server has to say itself why a collective failed
@@ -38,6 +38,8 @@ class TransferFailed(Exception):
 
 class Transfer(ABC):
     """Sends weights, named as in the Hugging Face model, to servers that are paused or idle."""
+
+    _if_broken = ""  # what it may mean that a server breaks off
 
     def __init__(self, dtype: torch.dtype, bucket_bytes: int, limit: float) -> None:
         """bucket_bytes: of weights that are in hand at once, or one tensor where that is larger."""
@@ -63,12 +65,19 @@ class Transfer(ABC):
     async def _post(self, client: Client, path: str, body: Mapping[str, Any]) -> None:
         try:
             await client.post(path, body, limit=self._limit)
+        except ConnectionBroken as error:
+            raise TransferFailed(client, f"{error}{self._if_broken}") from None
         except (ServerFault, ServerRefusal) as error:
             raise TransferFailed(client, str(error)) from None
 
 
 class DiskTransfer(Transfer):
     """Through a folder that the servers see too; of it only the last version stays."""
+
+    _if_broken = (
+        "; SGLang ends a server over weights that don't fit its model: if it has ended, see its log, and start it with "
+        "the run's model, as scalerl serve does"
+    )
 
     def __init__(self, folder: Path, dtype: torch.dtype, bucket_bytes: int, limit: float) -> None:
         super().__init__(dtype, bucket_bytes, limit)

@@ -21,7 +21,7 @@ from scalerl.rl.engines.sglang.server import ServerProcess
 from scalerl.rl.errors import UserError
 from scalerl.rl.types import Sampling
 
-from .conftest import PYTHON, TOKENIZER, answered, generate, make_config, requests, slowed
+from .conftest import PYTHON, TOKENIZER, answered, generate, make_config, requests, running, slowed
 
 END = TOKENIZER.eos_token_id
 LONG = Sampling(1.0, 200, ())
@@ -310,6 +310,20 @@ def test_a_full_disk_is_one_clear_error(make_generator, models, small_disk):
         make_generator(LONG, "engine.transfer=disk")
     assert not list(small_disk.iterdir())
     assert generate(make_generator(GREEDY), requests(1, 1)).keys() == {0}  # the server goes on
+
+
+@pytest.mark.slow
+def test_a_server_that_ends_over_a_model_of_another_shape_is_one_clear_error(models, tmp_path):
+    """Through the disk SGLang doesn't survive it: it would go back to weights that it no longer knows."""
+    with running(make_config(tmp_path / "server", models["first"]), models["first"]) as (process,):
+        urls = f"engine.urls=[http://127.0.0.1:{process.port}]"
+        config = make_config(tmp_path / "run", models["wide"], urls, "engine.transfer=disk")
+        group, start = process_of(process).pid, time.monotonic()
+        with pytest.raises(UserError, match=r"^weight update to version 0 failed: .* start it with the run's model"):
+            SGLangGenerator(config, models["wide"], LONG)
+        assert time.monotonic() - start < 120  # engine.transfer_limit
+        assert not process.alive and group_is_gone(group)
+        assert not (tmp_path / "run" / "servers" / "weights").exists()
 
 
 def process_of(server: ServerProcess | None) -> subprocess.Popen[bytes]:
