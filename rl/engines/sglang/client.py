@@ -153,18 +153,23 @@ class Client:
             answer = await self.post("/generate", body)
         return read_answer(answer, f"{self.url}/generate", body)
 
-    async def prefill_logprob(self, ids: Sequence[int]) -> float:
-        """The log-probability of the last token after a prefill of those before it, at temperature 1."""
-        body = {
+    async def prefill_logprobs(self, ids: Sequence[int], n: int, salt: str | None) -> list[float]:
+        """The log-probabilities of the last n tokens after a prefill of those before each, at temperature 1. salt: as
+        of `Flight.body`."""
+        body: dict[str, Any] = {
             "input_ids": list(ids),
             "sampling_params": {"max_new_tokens": 0},
             "return_logprob": True,
-            "logprob_start_len": len(ids) - 2,  # the first of those asked for has none
+            "logprob_start_len": len(ids) - n - 1,  # the first of those asked for has none
         }
+        if salt is not None:
+            body["extra_key"] = salt
         answer = await self.post("/generate", body)
         try:
-            _, (logprob, *_) = answer["meta_info"]["input_token_logprobs"]  # the vocabulary's last id reads 0 there
-            return float(logprob)
+            _, *found = answer["meta_info"]["input_token_logprobs"]  # the vocabulary's last id reads 0 there
+            if len(found) != n:
+                raise ValueError(f"{len(found)} for {n} tokens")
+            return [float(logprob) for logprob, *_ in found]
         except (KeyError, TypeError, ValueError) as error:
             raise ServerFault(f"{self.url}/generate answers no log-probability ({error!r})") from None
 

@@ -20,6 +20,7 @@ from scalerl.rl.engines.sglang.checksums import difference, read_checksums
 from scalerl.rl.engines.sglang.client import Client, Features, ServerFault, ServerRefusal
 from scalerl.rl.engines.sglang.flight import Flight
 from scalerl.rl.engines.sglang.needs import Needs
+from scalerl.rl.engines.sglang.probe import Probe
 from scalerl.rl.engines.sglang.server import ServerProcess
 from scalerl.rl.engines.sglang.transfer import Transfer, TransferFailed
 from scalerl.rl.errors import UserError
@@ -155,11 +156,25 @@ class Fleet:
 
     async def prefill_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         """As of `GeneratorCore`, by the first server. Raises UserError where it can't say."""
-        client = self.servers[0].client
+        server = self.servers[0]
+        found = await asyncio.gather(*(self._prefill_logprobs(server, ids, 1) for ids in sequences))
+        return [logprob for (logprob,) in found]
+
+    async def check_model(self, probe: Probe) -> None:
+        """Raises UserError for a server that doesn't compute the model of the weights that it was given."""
+        for server in self.servers:
+            probe.check(server.url, await self._prefill_logprobs(server, probe.ids, len(probe.logprobs)))
+
+    async def _prefill_logprobs(self, server: Server, ids: Sequence[int], n: int) -> list[float]:
         try:
-            return list(await asyncio.gather(*(client.prefill_logprob(ids) for ids in sequences)))
+            return await server.client.prefill_logprobs(ids, n, self._salt(server))
         except (ServerFault, ServerRefusal) as error:
             raise UserError(str(error)) from None
+
+    def _salt(self, server: Server) -> str | None:
+        """Keeps keys and values of these weights apart in the server's prefix cache."""
+        assert server.features is not None
+        return f"{self._run}.{self.version}" if server.features.salted_cache else None
 
     async def update(
         self, state: Mapping[str, Tensor], version: int, *, only_stale: bool = False, mend: bool = True
@@ -248,9 +263,9 @@ class Fleet:
     async def _fly(self, server: Server, flight: Flight, book: Book) -> None:
         task = asyncio.current_task()
         assert task is not None and server.features is not None
-        salt = f"{self._run}.{self.version}" if server.features.salted_cache else None
+        body = flight.body(salt=self._salt(server), most_kept=server.features.most_kept)
         try:
-            answer = await server.client.generate(flight.body(salt=salt, most_kept=server.features.most_kept))
+            answer = await server.client.generate(body)
         except ServerFault as error:
             self._fault(server, error)  # takes this flight back too
             return

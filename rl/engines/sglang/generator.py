@@ -22,6 +22,7 @@ from scalerl.rl.engines.sglang.books import Book
 from scalerl.rl.engines.sglang.client import Client
 from scalerl.rl.engines.sglang.fleet import Fleet, Server
 from scalerl.rl.engines.sglang.needs import Needs
+from scalerl.rl.engines.sglang.probe import Probe
 from scalerl.rl.engines.sglang.routing import Routing
 from scalerl.rl.engines.sglang.server import server_processes
 from scalerl.rl.engines.sglang.transfer import BroadcastTransfer, DiskTransfer, Transfer
@@ -57,8 +58,10 @@ class SGLangGenerator(Generator):
         try:
             self._call(self._fleet.start())
             if engine.urls:
-                self._state = dict(load_model(model_path).named_parameters())
+                model = load_model(model_path)
+                self._state = dict(model.named_parameters())
                 self._call(self._fleet.update(self._state, 0, mend=False))
+                self._call(self._fleet.check_model(Probe.of(model)))
             self._call(self._activate())
         except BaseException:
             self.close()

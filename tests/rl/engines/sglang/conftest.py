@@ -51,12 +51,14 @@ def save_model(path: Path, seed: int, **shape: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """`first` and `second` differ in their weights, `wide` in its shape."""
+    """`first` and `second` differ in their weights, `wide` in its shape, `shallow` and `deep` in their layers."""
     root = tmp_path_factory.mktemp("models")
     return {
         "first": save_model(root / "first", 0),
         "second": save_model(root / "second", 1),
         "wide": save_model(root / "wide", 0, hidden_size=64),
+        "shallow": save_model(root / "shallow", 0, num_hidden_layers=1),
+        "deep": save_model(root / "deep", 0, num_hidden_layers=3),
     }
 
 

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from scalerl.rl.engines.decoder import load_decoder
+from scalerl.rl.engines.sglang.probe import Probe
 from scalerl.rl.engines.sglang.transfer import TransferFailed
 from scalerl.rl.engines.torch_engine import TorchEngine
 from scalerl.rl.errors import UserError
@@ -153,3 +154,19 @@ def test_a_server_with_another_model_refuses_in_its_own_words_and_goes_on(make_g
     with pytest.raises(UserError, match=r"(?s)weight update to version 0 failed: .*/update_weights_from_.*discard"):
         make_generator(SAMPLING, model="wide")
     assert generate(make_generator(SAMPLING), requests(1, 1)).keys() == {0}
+
+
+@pytest.mark.parametrize("model", ["shallow", "deep"])
+def test_a_server_with_other_layers_takes_the_weights_and_is_found_out(make_generator, model):
+    """It keeps those that it isn't sent, or passes over what it has no place for."""
+    with pytest.raises(UserError, match=r"^http://\S+: with the run's weights .* start it with the run's model"):
+        make_generator(SAMPLING, model=model)
+    assert generate(make_generator(SAMPLING), requests(1, 1)).keys() == {0}
+
+
+def test_a_prefill_meets_none_of_another_runs_keys_and_values(make_generator, models):
+    for name in ("first", "second"):
+        probe = Probe.of(AutoModelForCausalLM.from_pretrained(models[name], dtype=torch.float32))
+        beginnings = [probe.ids[:end] for end in range(2, len(probe.ids) + 1)]
+        found = make_generator(GREEDY, model=name).call("prefill_logprobs", beginnings).state
+        assert np.abs(probe.logprobs - np.array(found)).max() < 1e-4
