@@ -94,20 +94,19 @@ def micro_batch(lines: Lines, recipe: Recipe, device: torch.device, layout: Layo
     prompts = positions = None
     if layout == "shared":
         ids, prompts = shared_prompts.tensors(rows)
-        places = [(line, 0, row) for line, row in enumerate(rows)]
+        starts = [(line, 0) for line in range(len(rows))]
     else:
         ids, positions = _whole(lines)
-        places = [(line, start + len(row.prompt_ids) - 1, row) for line, start, row in _places(lines)]
+        starts = [(line, start + len(row.prompt_ids) - 1) for line, start, row in _places(lines)]
     nothing = torch.zeros(0, dtype=torch.int64)
-    lengths = [len(row.completion.tokens) for row in rows]
-    counts = list(zip(places, lengths, strict=True))
+    spans = [(*start, len(row.completion.tokens)) for start, row in zip(starts, rows, strict=True)]
     return MicroBatch(
         rows=rows,
         input_ids=ids.to(device),
         positions=positions.to(device) if positions is not None and len(rows) > len(lines) else None,
         prompts=prompts and prompts.to(device),
-        line=torch.cat([nothing, *(torch.full((n,), line) for (line, _, _), n in counts)]).to(device),
-        column=torch.cat([nothing, *(torch.arange(first, first + n) for (_, first, _), n in counts)]).to(device),
+        line=torch.cat([nothing, *(torch.full((n,), line) for line, _, n in spans)]).to(device),
+        column=torch.cat([nothing, *(torch.arange(first, first + n) for _, first, n in spans)]).to(device),
         targets=torch.cat([nothing, *(torch.as_tensor(row.completion.tokens).long() for row in rows)]).to(device),
         tokens=tokens_of(rows, trainer_ratio=recipe.ratio == "trainer_old", device=device, dtype=torch.float32),
         kept=_kept_sets(rows, device) if rows and recipe.sampling_mask == "keep" else None,
