@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
+
+from scalerl.kernels.linear import linear
 
 
 def head_logits(hidden: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -14,5 +15,5 @@ def head_logits(hidden: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) 
 
     hidden: [..., d]; weight: [V, d]; returns [..., V].
     """
-    logits = F.linear(hidden.to(dtype), weight.to(dtype))
+    logits = linear(hidden.to(dtype), weight.to(dtype))
     return logits if dtype == torch.float64 else logits.float()

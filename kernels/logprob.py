@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from scalerl.kernels import logprob_torch
 from scalerl.kernels.head import head_logits
+from scalerl.kernels.linear import add_product
 from scalerl.kernels.logprob_torch import VOCABULARY_TILE, allowed, slices, softmax_gradient, wide
 
 
@@ -157,8 +158,8 @@ class _TokenLogprobs(torch.autograd.Function):
                     (log_sum_all[rows], entropy[rows], d_entropy[rows]) if with_entropy else None,
                     **head,
                 )
-                _add_product(d_hidden[rows], d_z, w)
-                _add_product(d_w, d_z.mT, h)
+                add_product(d_hidden[rows], d_z, w)
+                add_product(d_w, d_z.mT, h)
             d_weight[columns] = d_w
         return d_hidden.to(hidden.dtype), d_weight, None, None, None, None, None, None
 
@@ -198,8 +199,8 @@ class _WeightedLogprobSum(torch.autograd.Function):
             d_z = softmax_gradient(z, targets[rows], everything, log_sum, c / temperature)
             for columns in slices(vocabulary, VOCABULARY_TILE):
                 part = d_z[:, columns].to(head_dtype)
-                _add_product(d_hidden[rows], part, weight[columns].to(head_dtype))
-                _add_product(d_weight[columns], part.mT, h)
+                add_product(d_hidden[rows], part, weight[columns].to(head_dtype))
+                add_product(d_weight[columns], part.mT, h)
         ctx.gradients = (d_hidden.to(hidden.dtype), d_weight.to(weight.dtype))
         ctx.mark_non_differentiable(logp)
         return value, logp
@@ -218,11 +219,3 @@ def _log_sum(z: Tensor) -> Tensor:
     """logsumexp over the last dimension, tile by tile: the library's makes a second tensor of z's size."""
     parts = [z[:, columns].logsumexp(-1) for columns in slices(z.shape[-1], VOCABULARY_TILE)]
     return torch.stack(parts).logsumexp(0)
-
-
-def _add_product(into: Tensor, a: Tensor, b: Tensor) -> None:
-    """into += a @ b, in place; into is at least as wide as the product."""
-    if into.dtype == a.dtype:
-        into.addmm_(a, b)
-    else:
-        into += a @ b

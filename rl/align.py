@@ -26,6 +26,7 @@ from scalerl.rl.models.load import load_model
 from scalerl.rl.models.router_replay import replay
 from scalerl.rl.models.tokenizer import load_tokenizer
 from scalerl.rl.policy import Policy
+from scalerl.rl.process import set_up_process
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.requests import Requests, build_sampling
 from scalerl.rl.run import model_folder
@@ -82,7 +83,7 @@ def align(config: RunConfig, *, n_prompts: int, n_samples: int) -> Alignment:
     recipe = config.recipe
     shorter = {"length_control": "none", "generation_budget": min(recipe.generation_budget, LONGEST)}
     config = config.model_copy(update={"recipe": recipe.model_copy(update=shorter)})
-    torch.set_num_threads(config.trainer.threads)
+    set_up_process(config.trainer.threads)
     task = build_task(config.task)
     folder = model_folder(config, task)
     tokenizer = load_tokenizer(folder)

@@ -92,21 +92,24 @@ def assemble(groups: Sequence[ScoredGroup], recipe: Recipe) -> TrainBatch:
 def tokens_of(rows: Sequence[Row], *, trainer_ratio: bool, device: torch.device, dtype: torch.dtype) -> Tokens:
     """The rows' completion tokens, flat and in order; no rows give T = 0."""
 
-    def flat(parts: list[np.ndarray], of: torch.dtype) -> torch.Tensor:
-        joined = np.concatenate(parts) if parts else np.zeros(0)
-        return torch.as_tensor(joined, dtype=of, device=device)
-
     lengths = [len(row.completion.tokens) for row in rows]
-    completion = [np.full(n, i) for i, n in enumerate(lengths)]
+
+    def flat(parts: list[np.ndarray], of: torch.dtype) -> torch.Tensor:
+        return torch.as_tensor(np.concatenate([np.zeros(0), *parts]), dtype=of, device=device)
+
+    def repeated(values: Sequence[float], of: torch.dtype) -> torch.Tensor:
+        return torch.as_tensor(np.repeat(np.array(values), lengths), dtype=of, device=device)
+
+    mask = flat([row.mask for row in rows], torch.bool)
     return Tokens(
         logp_gen=flat([row.completion.logprobs for row in rows], dtype),
-        advantage=flat([np.full(n, row.advantage) for row, n in zip(rows, lengths, strict=True)], dtype),
-        mask=flat([row.mask for row in rows], torch.bool),
-        weight=flat([row.weight * row.mask for row in rows], dtype),
-        completion=flat(completion, torch.int64),
+        advantage=repeated([row.advantage for row in rows], dtype),
+        mask=mask,
+        weight=repeated([row.weight for row in rows], dtype) * mask,
+        completion=repeated(range(len(rows)), torch.int64),
         n_completions=len(rows),
         versions=flat([row.completion.versions for row in rows], torch.int64),
-        kl_beta=flat([np.full(n, row.kl_beta) for row, n in zip(rows, lengths, strict=True)], dtype),
+        kl_beta=repeated([row.kl_beta for row in rows], dtype),
         trainer_ratio=trainer_ratio,
     )
 

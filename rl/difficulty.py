@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from scalerl.rl.config import RunConfig
 from scalerl.rl.engines.generator import InlineGenerator
 from scalerl.rl.errors import UserError
 from scalerl.rl.models.tokenizer import load_tokenizer
+from scalerl.rl.process import set_up_process
 from scalerl.rl.requests import Requests, build_sampling
 from scalerl.rl.run import model_folder
 from scalerl.rl.scoring import Unscored, score
@@ -73,7 +72,7 @@ def filter_prompts(
 
 def measure(config: RunConfig, task: Task, prompts: PromptTable, n_samples: int) -> Iterator[Measured]:
     """The pass rate of each prompt under the configuration's model and sampling."""
-    torch.set_num_threads(config.engine.threads)
+    set_up_process(config.engine.threads)
     folder = model_folder(config, task)
     tokenizer = load_tokenizer(folder)
     requests = Requests(config, tokenizer)

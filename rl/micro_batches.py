@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -98,16 +99,19 @@ def micro_batch(lines: Lines, recipe: Recipe, device: torch.device, layout: Layo
     else:
         ids, positions = _whole(lines)
         starts = [(line, start + len(row.prompt_ids) - 1) for line, start, row in _places(lines)]
-    nothing = torch.zeros(0, dtype=torch.int64)
-    spans = [(*start, len(row.completion.tokens)) for start, row in zip(starts, rows, strict=True)]
+    lengths = np.array([len(row.completion.tokens) for row in rows], dtype=np.int64)
+    line, first = np.array(starts, dtype=np.int64).reshape(-1, 2).T
+    # Counts on from `first` within each row.
+    column = np.arange(lengths.sum()) + np.repeat(first - (lengths.cumsum() - lengths), lengths)
+    targets = np.concatenate([np.zeros(0, dtype=np.int64), *(row.completion.tokens for row in rows)])
     return MicroBatch(
         rows=rows,
         input_ids=ids.to(device),
         positions=positions.to(device) if positions is not None and len(rows) > len(lines) else None,
         prompts=prompts and prompts.to(device),
-        line=torch.cat([nothing, *(torch.full((n,), line) for line, _, n in spans)]).to(device),
-        column=torch.cat([nothing, *(torch.arange(first, first + n) for _, first, n in spans)]).to(device),
-        targets=torch.cat([nothing, *(torch.as_tensor(row.completion.tokens).long() for row in rows)]).to(device),
+        line=torch.from_numpy(np.repeat(line, lengths)).to(device),
+        column=torch.from_numpy(column).to(device),
+        targets=torch.from_numpy(targets).to(device),
         tokens=tokens_of(rows, trainer_ratio=recipe.ratio == "trainer_old", device=device, dtype=torch.float32),
         kept=_kept_sets(rows, device) if rows and recipe.sampling_mask == "keep" else None,
         aux=_aux_tokens(rows, device) if recipe.sampling_mask == "aux_token" else None,

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from scalerl.rl.checkpoint import Checkpoint, CheckpointWriter, load_last_checkpoint, tidy_checkpoints
 from scalerl.rl.config import BuiltinModel, RunConfig
 from scalerl.rl.engines.generator import build_generator
@@ -25,6 +23,7 @@ from scalerl.rl.models.load import find_model
 from scalerl.rl.models.tokenizer import load_tokenizer
 from scalerl.rl.models.warm_start import prepare_builtin
 from scalerl.rl.preemption import Stop, leave_signals_to_parent
+from scalerl.rl.process import set_up_process
 from scalerl.rl.progress import Progress
 from scalerl.rl.requests import Requests, build_sampling
 from scalerl.rl.resume import check_changes, is_complete, record_resume, write_changes
@@ -96,7 +95,7 @@ def _resume(path: Path, written: RunConfig, config: RunConfig, *, allow_change: 
 def follow_run(config: RunConfig) -> None:
     """The part of the ranks but 0 in a run under torchrun: the trainer's other shards, until rank 0 is done."""
     leave_signals_to_parent()
-    torch.set_num_threads(config.trainer.threads)
+    set_up_process(config.trainer.threads)
     world = join_world(config.trainer.device)
     config, model_path = world.broadcast(None)
     follow(Trainer(config, model_path, world))
@@ -106,7 +105,7 @@ class Run:
     """The parts of one run and its main loop."""
 
     def __init__(self, config: RunConfig, path: Path, stop: Stop | None = None) -> None:
-        torch.set_num_threads(config.trainer.threads)
+        set_up_process(config.trainer.threads)
         self.config, self.path, self._stop = config, path, stop or Stop()
         require_device("trainer.device", config.trainer.device)
         if config.engine.kind == "torch":

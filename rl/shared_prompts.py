@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,11 +72,12 @@ def tensors(rows: Sequence[Row]) -> tuple[Tensor, Prompts]:
     number = {prompt: i for i, prompt in enumerate(dict.fromkeys(row.prompt_ids for row in rows) or [(0,)])}
     longest = max(map(len, number))
     ids = torch.tensor([[*[0] * (longest - len(prompt)), *prompt] for prompt in number])
-    fed = torch.zeros(max(1, len(rows)), max((len(row.completion.tokens) - 1 for row in rows), default=1) or 1).long()
-    for line, row in zip(fed, rows, strict=False):  # the line of padding has no row
-        line[: len(row.completion.tokens) - 1] = torch.as_tensor(row.completion.tokens[:-1], dtype=torch.int64)
+    lengths = np.array([len(row.completion.tokens) - 1 for row in rows] or [0])
+    fed = np.zeros((len(lengths), max(1, lengths.max())), dtype=np.int64)
+    parts = [row.completion.tokens[:-1] for row in rows]
+    fed[np.arange(fed.shape[1]) < lengths[:, None]] = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
     of = [number[row.prompt_ids] for row in rows] or [0]
-    return fed, Prompts(ids, torch.tensor([len(prompt) for prompt in number]), torch.tensor(of))
+    return torch.from_numpy(fed), Prompts(ids, torch.tensor([len(prompt) for prompt in number]), torch.tensor(of))
 
 
 def hidden_states(body: Any, fed: Tensor, prompts: Prompts) -> Tensor:

@@ -24,6 +24,7 @@ from scalerl.rl.engines.interface import Generator, Outcome
 from scalerl.rl.engines.torch_engine import TorchEngine, Work
 from scalerl.rl.errors import UserError
 from scalerl.rl.preemption import leave_signals_to_parent
+from scalerl.rl.process import set_up_process
 from scalerl.rl.types import CompletedGroup, Request, Sampling
 
 
@@ -216,7 +217,7 @@ def _serve(
     parents_end.close()  # else the pipe would not end when the parent is killed
     leave_signals_to_parent()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(config.engine.threads)
+    set_up_process(config.engine.threads)
     try:
         handle = _handler(GeneratorCore(config, model_path, sampling, abandoned))
         connection.send(("ok", None))

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from scalerl.kernels.head import head_logits
 from scalerl.kernels.logprob import token_logprobs, weighted_logprob_sum
 
 EPS_MAX = 5.0
@@ -34,7 +34,7 @@ def coefficient(logp: Tensor, logp_gen: Tensor, advantage: Tensor) -> Tensor:
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor, logp_gen: Tensor, advantage: Tensor) -> Tensor:
-    logp = head_logits(hidden, weight, torch.float32).log_softmax(-1).gather(-1, targets[:, None]).squeeze(-1)
+    logp = F.linear(hidden.float(), weight.float()).log_softmax(-1).gather(-1, targets[:, None]).squeeze(-1)
     return (coefficient(logp.detach(), logp_gen, advantage) * logp).sum()
 
 
