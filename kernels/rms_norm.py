@@ -1,5 +1,5 @@
-"""Root mean square normalisation with its gradient written out: autograd makes a dozen passes over the activations
-where three do."""
+"""Root mean square normalisation with its gradient written out, in fewer passes over the activations than autograd
+takes."""
 
 from __future__ import annotations
 

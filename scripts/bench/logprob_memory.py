@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from scalerl.kernels import linear
 from scalerl.kernels.logprob import token_logprobs, weighted_logprob_sum
 
 EPS_MAX = 5.0
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of hidden and weight")
+    parser.add_argument("--mkl", action="store_true", help="all products on a CPU by MKL, as on Intel's processors")
     parser.add_argument("--variant", choices=list(VARIANTS), help="measure this one here, and print its JSON")
     arguments = parser.parse_args()
     if arguments.variant:
@@ -85,6 +87,8 @@ def main() -> None:
 
 def measure(variant: Callable[..., Tensor], arguments: argparse.Namespace) -> dict[str, float]:
     torch.set_num_threads(arguments.threads)
+    if arguments.mkl:
+        linear.onednn_pays = lambda: False
     torch.manual_seed(0)
     device = torch.device(arguments.device)
     n, width, vocab = arguments.tokens, arguments.hidden, arguments.vocab
