@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_LEAST = (
-    8192  # elements of the second operand: oneDNN makes code for each new shape, and smaller ones don't earn it back
-)
+# Elements of the second operand: oneDNN makes code for each new shape, which smaller ones don't earn back.
+_LEAST = 8192
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

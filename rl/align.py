@@ -22,7 +22,7 @@ from scalerl.rl.engines.generator import build_generator, head_dtype, torch_dtyp
 from scalerl.rl.engines.interface import Generator
 from scalerl.rl.micro_batches import balance, micro_batch
 from scalerl.rl.mismatch import EXTREME
-from scalerl.rl.models.load import load_model
+from scalerl.rl.models.load import load_for_training
 from scalerl.rl.models.router_replay import replay
 from scalerl.rl.models.tokenizer import load_tokenizer
 from scalerl.rl.policy import Policy
@@ -124,7 +124,7 @@ def _compare(
     config: RunConfig, folder: Path, tokenizer: Any, rows: Sequence[Row], scored: Sequence[dict[int, float]]
 ) -> Alignment:
     device = local_device(config.trainer.device)
-    model = load_model(folder).to(device)
+    model = load_for_training(folder, device)
     plain = {"sampling_mask": "off", "router_replay": "off"}
     sampling = config.recipe.sampling.model_copy(update={"temperature": 1.0, "top_p": 1.0, "top_k": 0})
     whole = config.recipe.model_copy(update=plain | {"sampling": sampling})

@@ -23,8 +23,7 @@ from scalerl.rl.ledger import FlopModel
 from scalerl.rl.metrics import Metrics
 from scalerl.rl.micro_batches import MicroBatch, balance, micro_batch
 from scalerl.rl.mismatch import mismatch_metrics
-from scalerl.rl.models.load import load_model
-from scalerl.rl.models.on_cpu import tune_for_cpu
+from scalerl.rl.models.load import load_for_training
 from scalerl.rl.models.packing import require_packing
 from scalerl.rl.models.router_replay import replay, replayable_routers
 from scalerl.rl.objective import is_tokenwise, objective, objective_gradient
@@ -62,9 +61,7 @@ class Trainer:
         self.world = world or World()
         self._device = local_device(config.trainer.device)
         torch.manual_seed(config.seed)
-        self.model: Any = load_model(model_path).to(self._device)
-        if self._device.type == "cpu":
-            tune_for_cpu(self.model)
+        self.model: Any = load_for_training(model_path, self._device)
         self.flop_model = flop_model(self.model)
         self.flops = 0.0
         if self._recipe.router_replay == "r3":

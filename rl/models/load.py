@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from scalerl.rl.errors import UserError
+from scalerl.rl.models.on_cpu import tune_for_cpu
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")  # weights, configuration, tokenizer
@@ -72,6 +73,14 @@ def load_model(path: Path, dtype: torch.dtype = torch.float32) -> Any:
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UserError(f"model.path={path} can't be loaded: {str(error).splitlines()[0]}") from None
+
+
+def load_for_training(path: Path, device: torch.device) -> Any:
+    """The causal LM in `path` as the trainer computes with it: in fp32 on `device`, on a CPU by faster code."""
+    model = load_model(path).to(device)
+    if device.type == "cpu":
+        tune_for_cpu(model)
+    return model
 
 
 def cache_argument(body: Any) -> str:

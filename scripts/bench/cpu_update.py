@@ -25,11 +25,12 @@ from torch import nn
 from scalerl.cli.compose import compose
 from scalerl.kernels.linear import replace_linear_layers
 from scalerl.kernels.rms_norm import fuse_rms_norms
-from scalerl.rl import trainer as trainer_module
 from scalerl.rl.config import RunConfig
+from scalerl.rl.models import load
 from scalerl.rl.process import set_up_process
 from scalerl.rl.run import model_folder
 from scalerl.rl.tasks import build_task
+from scalerl.rl.trainer import Trainer
 from scalerl.rl.types import Completion, ScoredGroup
 
 VARIANTS = ("plain", "memory", "linear", "norms")
@@ -71,11 +72,11 @@ def measure(variant: str, steps: int, overrides: list[str]) -> float:
         torch.set_num_threads(1)
     else:
         set_up_process(1)
-    trainer_module.tune_for_cpu = tuning(variant)  # pyright: ignore[reportAttributeAccessIssue]
+    load.tune_for_cpu = tuning(variant)
     with tempfile.TemporaryDirectory() as folder:
         settings = ["model.warm_start.steps=0", f"model.cache_dir={folder}", "recipe.zero_variance=keep", *overrides]
         config = compose(settings, run_dir=f"{folder}/run").config
-        trainer = trainer_module.Trainer(config, model_folder(config, build_task(config.task)))
+        trainer = Trainer(config, model_folder(config, build_task(config.task)))
         groups = batch(config)
         found = []
         for step in range(steps):
