@@ -73,6 +73,7 @@ def prepare_builtin(config: BuiltinModel, task: DemonstratedTask, task_config: T
             f"model.cache_dir={config.cache_dir} can't be written ({error.strerror}); give another folder"
         ) from None
     tokenizer = character_tokenizer()
+    # Not tuned for the CPU: other rounding gives another initial policy, and one such ended 0.03 lower on three seeds.
     model = build_model(config.architecture, tokenizer, config.warm_start.seed)
     cost = train(model, tokenizer, config, task, _report)
     model.save_pretrained(beside)
