@@ -95,7 +95,8 @@ def tokens_of(rows: Sequence[Row], *, trainer_ratio: bool, device: torch.device,
     lengths = [len(row.completion.tokens) for row in rows]
 
     def flat(parts: list[np.ndarray], of: torch.dtype) -> torch.Tensor:
-        return torch.as_tensor(np.concatenate([np.zeros(0), *parts]), dtype=of, device=device)
+        joined = np.concatenate(parts) if parts else np.zeros(0)
+        return torch.as_tensor(joined, dtype=of, device=device)
 
     def repeated(values: Sequence[float], of: torch.dtype) -> torch.Tensor:
         return torch.as_tensor(np.repeat(np.array(values), lengths), dtype=of, device=device)

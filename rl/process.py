@@ -21,7 +21,7 @@ def set_up_process(threads: int) -> None:
 
 def _keep_freed_memory() -> None:
     """By default glibc gives large freed blocks back to the kernel, which clears every page of the next step's
-    activations again: a tenth of a small model's step. Blocks of more than 32 MB still go back."""
+    activations again (`scripts/bench/cpu_update.py`). Blocks of more than 32 MB still go back."""
     if not sys.platform.startswith("linux"):
         return
     try:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from scalerl.kernels.linear import replace_linear_layers
+from scalerl.kernels.rms_norm import fuse_rms_norms
 from scalerl.rl.errors import UserError
-from scalerl.rl.models.on_cpu import tune_for_cpu
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")  # weights, configuration, tokenizer
@@ -79,7 +80,8 @@ def load_for_training(path: Path, device: torch.device) -> Any:
     """The causal LM in `path` as the trainer computes with it: in fp32 on `device`, on a CPU by faster code."""
     model = load_model(path).to(device)
     if device.type == "cpu":
-        tune_for_cpu(model)
+        replace_linear_layers(model)
+        fuse_rms_norms(model)
     return model
 
 

@@ -16,15 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import nn
 
 from scalerl.cli.compose import compose
-from scalerl.kernels.linear import replace_linear_layers
-from scalerl.kernels.rms_norm import fuse_rms_norms
 from scalerl.rl.config import RunConfig
 from scalerl.rl.models import load
 from scalerl.rl.process import set_up_process
@@ -49,15 +45,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     for _ in range(arguments.rounds):
         for variant in VARIANTS:
-            command = [
-                sys.executable,
-                __file__,
-                "--one",
-                variant,
-                "--steps",
-                str(arguments.steps),
-                *arguments.overrides,
-            ]
+            command = [sys.executable, __file__, *sys.argv[1:], "--one", variant]
             found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             seconds[variant].append(float(found.stdout.split()[-1]))
     print("| | s a step | of plain |")
@@ -72,7 +60,10 @@ def measure(variant: str, steps: int, overrides: list[str]) -> float:
         torch.set_num_threads(1)
     else:
         set_up_process(1)
-    load.tune_for_cpu = tuning(variant)
+    if variant in ("plain", "memory"):
+        load.replace_linear_layers = lambda model: None
+    if variant != "norms":
+        load.fuse_rms_norms = lambda model: None
     with tempfile.TemporaryDirectory() as folder:
         settings = ["model.warm_start.steps=0", f"model.cache_dir={folder}", "recipe.zero_variance=keep", *overrides]
         config = compose(settings, run_dir=f"{folder}/run").config
@@ -85,17 +76,6 @@ def measure(variant: str, steps: int, overrides: list[str]) -> float:
             trainer.finish_batch(step + 1)
             found.append(time.perf_counter() - start)
     return statistics.median(found[2:])
-
-
-def tuning(variant: str) -> Callable[[nn.Module], None]:
-    parts: list[Callable[[nn.Module], None]] = [replace_linear_layers, fuse_rms_norms]
-    chosen = parts[: max(0, VARIANTS.index(variant) - 1)]
-
-    def tune(model: nn.Module) -> None:
-        for part in chosen:
-            part(model)
-
-    return tune
 
 
 def batch(config: RunConfig) -> list[ScoredGroup]:

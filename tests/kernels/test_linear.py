@@ -13,14 +13,13 @@ from torch import nn
 from scalerl.kernels import linear as module
 from scalerl.kernels.linear import Linear, add_product, linear, replace_linear_layers
 
-needs_onednn = pytest.mark.skipif(
-    not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch was built without oneDNN"
-)
+HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="this torch was built without oneDNN")
 
 
 @pytest.fixture(autouse=True)
 def onednn_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "onednn_pays", lambda: True)
+    monkeypatch.setattr(module, "onednn_pays", lambda: HAS_ONEDNN)
     monkeypatch.setattr(module, "_LEAST", 0)
 
 
@@ -84,7 +83,7 @@ def test_anything_else_is_torchs(case: str, monkeypatch: pytest.MonkeyPatch) -> 
     ("sums", "operands"), [("float32", "float32"), ("float32", "bfloat16"), ("float64", "float64")]
 )
 def test_a_product_is_added_in_place(sums: str, operands: str, pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "onednn_pays", lambda: pays and hasattr(torch.ops.mkldnn, "_linear_pointwise"))
+    monkeypatch.setattr(module, "onednn_pays", lambda: pays and HAS_ONEDNN)
     a, b = (torch.randint(-3, 4, shape).to(getattr(torch, operands)) for shape in ((5, 2), (2, 3)))
     into = torch.randint(-3, 4, (5, 3)).to(getattr(torch, sums))
     expected = into.double() + a.double() @ b.double()

@@ -10,8 +10,8 @@ import torch
 
 from scalerl.cli.compose import compose
 from scalerl.kernels import linear
-from scalerl.kernels.linear import Linear
-from scalerl.rl.models.on_cpu import tune_for_cpu
+from scalerl.kernels.linear import Linear, replace_linear_layers
+from scalerl.kernels.rms_norm import fuse_rms_norms
 from scalerl.rl.trainer import Trainer
 
 from ..test_packing import build
@@ -35,7 +35,8 @@ def test_states_and_gradients_are_the_librarys(kind: str, monkeypatch: pytest.Mo
         return [logits.detach() * mask[..., None], *(p.grad for p in model.parameters() if p.grad is not None)]
 
     expected = gradients(plain)
-    tune_for_cpu(tuned)
+    replace_linear_layers(tuned)
+    fuse_rms_norms(tuned)
     assert sum(type(module) is Linear for module in tuned.modules()) >= 9
     for found, wanted in zip(gradients(tuned), expected, strict=True):
         assert (found - wanted).norm() <= 1e-5 * max(1.0, float(wanted.norm()))
