@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import cached_property
 
 import numpy as np
@@ -51,7 +52,8 @@ class Sums:
     def verify_batch(self, pairs: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         found = [(prompt, _NUMBER.fullmatch(completion)) for prompt, completion in pairs]
         return [
-            unparsed(self._config.reward) if match is None else Verdict(int(match[1]) == int(prompt.answer))
+            # Not int, which refuses more than 4300 digits: a policy may write them.
+            unparsed(self._config.reward) if match is None else Verdict(Decimal(match[1]) == Decimal(prompt.answer))
             for prompt, match in found
         ]
 

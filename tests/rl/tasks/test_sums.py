@@ -53,8 +53,8 @@ def test_the_prompt_is_the_template_alone_whatever_the_tokenizer_can():
 
 def test_a_number_and_nothing_else_is_an_answer():
     prompt, unparsed = Prompt("12+30", "", "42", "sums"), Verdict(False, unparsed=True)
-    given = [" 42", "42\n", " 43", " 042", "42 of", "", "-", "4 2"]
-    wanted = [Verdict(True), Verdict(True), Verdict(False), Verdict(True), *[unparsed] * 4]
+    given = [" 42", "42\n", " 43", " 042", "0" * 5000 + "42", "42" * 5000, "42 of", "", "-", "4 2"]
+    wanted = [Verdict(passes) for passes in (True, True, False, True, True, False)] + [unparsed] * 4
     assert sums().verify_batch([(prompt, text) for text in given]) == wanted
     masked = sums("task.reward.unparsed=mask").verify_batch([(prompt, "none")])
     assert masked == [Verdict(False, unparsed=True, masked=True)]
