@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 from scalerl.rl.config import RunConfig, SGLangEngineConfig
@@ -25,12 +26,18 @@ _STOP_LIMIT = 10.0  # seconds that the kernel gets to take a killed process away
 class ServerProcess:
     """One server and its children, in a process group of their own that ends with this process.
 
-    All that it prints goes to `log`; a restart appends."""
+    All that it prints goes to `log`; a restart appends. `ports`: the one that it serves at, and what else is kept for
+    it, as of `reserve`, for as long as this object lives."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], port: int, log: Path) -> None:
-        self.port, self.log = port, log
+    def __init__(
+        self, command: list[str], environment: dict[str, str], ports: Sequence[socket.socket], log: Path
+    ) -> None:
+        self.port: int = ports[0].getsockname()[1]
+        self.log = log
         self._command, self._environment = command, environment
         self._process: subprocess.Popen[bytes] | None = None
+        for reserved in ports:
+            weakref.finalize(self, reserved.close)
 
     def start(self) -> None:
         """Launch it; `Client.wait_until_ready` waits until it answers."""
@@ -84,22 +91,26 @@ def server_processes(config: RunConfig, engine: SGLangEngineConfig, model_path: 
         )
     processes = []
     for number in range(engine.servers):
-        port = engine.port + number if engine.port else _free_port()
-        if engine.port and not is_free(port):
-            raise UserError(f"engine.port={engine.port}: port {port} is in use; choose another, or 0 for any free one")
+        ports = [_port_of(engine, number), _any_port()]
         processes.append(
             ServerProcess(
-                command=[engine.python, str(_LAUNCHER), *_arguments(config, engine, model_path, number, port)],
+                command=[engine.python, str(_LAUNCHER), *_arguments(config, engine, model_path, number, ports)],
                 environment=_environment(engine),
-                port=port,
+                ports=ports,
                 log=Path(config.run_dir) / "servers" / f"server_{number}.log",
             )
         )
     return processes
 
 
-def _arguments(config: RunConfig, engine: SGLangEngineConfig, model_path: Path, number: int, port: int) -> list[str]:
-    arguments = ["--model-path", str(model_path), "--host", engine.host, "--port", str(port), "--device", engine.device]
+def _arguments(
+    config: RunConfig, engine: SGLangEngineConfig, model_path: Path, number: int, ports: Sequence[socket.socket]
+) -> list[str]:
+    serving, rendezvous = (str(port.getsockname()[1]) for port in ports)
+    arguments = ["--model-path", str(model_path), "--device", engine.device]
+    arguments += ["--host", engine.host, "--port", serving]
+    if not any(given.startswith(("--dp", "--data-parallel")) for given in engine.arguments):
+        arguments += ["--nccl-port", rendezvous]  # each of several replicas would need its own
     arguments += ["--dtype", config.model.dtype, "--weight-version", "0", "--skip-server-warmup"]
     arguments += ["--tensor-parallel-size", str(engine.tensor_parallel)]
     arguments += ["--max-running-requests", str(engine.concurrency)]
@@ -126,22 +137,45 @@ def _environment(engine: SGLangEngineConfig) -> dict[str, str]:
     return kept | set_here
 
 
-def _free_port() -> int:
+def reserve(port: int) -> socket.socket:
+    """Keeps a port (0: any free one) until it is closed: nobody who asks for any port gets it, nor a connection from
+    here. Raises OSError where a server listens there already.
+
+    A server that asks for this very port still gets it, since of sockets with SO_REUSEADDR only one can listen, but
+    several can have the address. Without it, what starts beside a server can be given the server's port in the seconds
+    before it listens."""
+    reserved = socket.socket()
+    try:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("", port))
+    except OSError:
+        reserved.close()
+        raise
+    return reserved
+
+
+def _port_of(engine: SGLangEngineConfig, number: int) -> socket.socket:
+    if not engine.port:
+        return _any_port()
+    try:
+        return reserve(engine.port + number)
+    except OSError:
+        raise UserError(
+            f"engine.port={engine.port}: port {engine.port + number} is in use; choose another, or 0 for any free one"
+        ) from None
+
+
+def _any_port() -> socket.socket:
     """One that leaves room: older servers open another port 10000 above theirs."""
-    port = 1 << 16
-    while port > 55535:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
-    return port
+    while (reserved := reserve(0)).getsockname()[1] > 55535:
+        reserved.close()
+    return reserved
 
 
 def is_free(port: int) -> bool:
     """Whether a server could listen there."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-        return True
+    try:
+        reserve(port).close()
+    except OSError:
+        return False
+    return True

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from scalerl.cli.compose import compose
 from scalerl.rl.config import RunConfig, SGLangEngineConfig
-from scalerl.rl.engines.sglang.client import Client
+from scalerl.rl.engines.sglang.client import Client, ServerFault
 from scalerl.rl.engines.sglang.generator import SGLangGenerator
 from scalerl.rl.engines.sglang.server import ServerProcess, server_processes
 from scalerl.rl.models.tokenizer import character_tokenizer
@@ -89,7 +89,10 @@ def running(config: RunConfig, model: Path) -> Iterator[list[ServerProcess]]:
         for process in processes:
             process.start()
         for process in processes:
-            asyncio.run(ready(f"http://127.0.0.1:{process.port}", 300, lambda process=process: process.alive))
+            try:
+                asyncio.run(ready(f"http://127.0.0.1:{process.port}", 300, lambda process=process: process.alive))
+            except ServerFault as error:
+                pytest.fail(f"{error}\n{process.log.read_text()[-4000:]}")
         yield processes
     finally:
         for process in processes:

@@ -78,6 +78,7 @@ def test_our_own_servers_are_started_with_what_the_recipe_needs(models, tmp_path
     (tmp_path / "python").touch()
     assert not {"--enable-return-routed-experts", "--sampling-mask-max-tokens"} & set(command())
     assert "--enable-return-routed-experts" in command("recipe.router_replay=r3")
+    assert "--nccl-port" in command() and "--nccl-port" not in command("engine.arguments=['--dp-size=2']")
     further = "engine.arguments=[--mem-fraction-static, '0.5']"
     keep = command("recipe.sampling_mask=keep", "recipe.sampling.top_k=5", further)
     assert keep[keep.index("--sampling-mask-max-tokens") + 1] == "10"
