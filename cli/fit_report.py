@@ -206,9 +206,10 @@ def verdict(comparison: Comparison) -> None:
     noise = "" if c.b_noise is None else f"; differences of B below {c.b_noise:.2f} are noise"
     console.print(f"run-to-run sd {c.run_sd:.3f} ({c.run_sd_source}){noise}", markup=False, soft_wrap=True)
     for arm in c.arms:
-        low, high = arm.A_interval
-        seeds = f"{arm.name}: {len(arm.runs)} seeds, A {arm.A:.3f} [{low:.3f}, {high:.3f}] by t"
-        console.print(seeds, markup=False, soft_wrap=True)
+        ceiling = "their ceiling is not seen in every one"
+        if arm.A is not None and arm.A_interval is not None:
+            ceiling = f"A {arm.A:.3f} [{arm.A_interval[0]:.3f}, {arm.A_interval[1]:.3f}] by t"
+        console.print(f"{arm.name}: {len(arm.runs)} seeds, {ceiling}", markup=False, soft_wrap=True)
     console.print(c.verdict, markup=False, soft_wrap=True)
 
 

@@ -51,12 +51,13 @@ class Compared:
 @dataclass(frozen=True)
 class Arm:
     """Seeds of one arm: mean A with its t interval, the sd between the runs' values at the target, and the share of
-    draws in which the mean of its seeds is the highest of all arms (a run without one stands for itself)."""
+    draws in which the mean of its seeds is the highest of all arms (a run without one stands for itself). A and its
+    interval are None where a seed's A has no upper end: it is no estimate, and no mean of such is."""
 
     name: str
     runs: tuple[str, ...]
-    A: float
-    A_interval: Pair
+    A: float | None
+    A_interval: Pair | None
     run_sd: float
     probability: float
 
@@ -133,11 +134,11 @@ def compare(
     values = {name: results[name].predict(goal) for name in usable}
     seeds = _seeds(arms or {}, usable)
     source = "given"
+    closed = [names for names in seeds.values() if not any(_is_open(results[n]) for n in names)]
     if run_sd is None:
-        between = {arm: _sd([values[n][0] for n in names]) for arm, names in seeds.items()}
-        run_sd, source = _pooled(list(between.values()), [len(names) for names in seeds.values()])
+        run_sd, source = _pooled([_sd([values[n][0] for n in names]) for names in closed], [len(n) for n in closed])
     if margin is None:
-        margin = max([MARGIN, *(2 * _sd([results[n].A for n in names]) for names in seeds.values())])
+        margin = max([MARGIN, *(2 * _sd([results[n].A for n in names]) for names in closed)])
     tied = _tied(results, usable, margin)
     common_a = _mean([results[n].A for n in tied]) if tied else None
     at_common = {**options, "fixed_A": common_a}
@@ -224,11 +225,13 @@ def _arm(
     probability: float,
     level: float,
 ) -> Arm:
+    between = _sd([values[n][0] for n in names])
+    if any(_is_open(results[n]) for n in names):
+        return Arm(arm, tuple(names), None, None, between, probability)
     ceilings = [results[n].A for n in names]
     mean = _mean(ceilings)
     half = float(t_distribution.ppf((1 + level) / 2, len(names) - 1) * _sd(ceilings) / np.sqrt(len(names)))
-    interval = (max(0.0, mean - half), min(1.0, mean + half))
-    return Arm(arm, tuple(names), mean, interval, _sd([values[n][0] for n in names]), probability)
+    return Arm(arm, tuple(names), mean, (max(0.0, mean - half), min(1.0, mean + half)), between, probability)
 
 
 def _mean(values: Sequence[float | None]) -> float:

@@ -20,6 +20,7 @@ _EXPANSIONS, _BISECTIONS = 60, 40
 _LN4 = float(np.log(4.0))
 _EXACT = 1e-22  # a sum of squares below this times n is an exact fit, whose intervals are points
 _INSIDE = 1e-9
+_GENTLE = float(np.log(2.0))  # ln B of a curve that rises over a decade of compute
 
 
 @dataclass(frozen=True)
@@ -132,9 +133,15 @@ def parameter_ends(problem: Sigmoid, theta: Floats, ssr: float, rise: float) -> 
     free[np.arange(len(held)), held] = False
 
     def profile(values: Floats, start: Floats) -> tuple[Floats, Floats]:
-        start = start.copy()
-        start[np.arange(len(held)), held] = values
-        return minimise(problem.residuals, start, free, lower, upper)
+        # The rest of the fit may lie in another basin than the last value's: a steep curve no longer feels its slope.
+        gentle = start.copy()
+        gentle[:, B] = np.where(problem.free[B], _GENTLE, start[:, B])
+        starts = np.concatenate([start, gentle])
+        starts[np.arange(2 * len(held)), np.tile(held, 2)] = np.tile(values, 2)
+        theta, f = minimise(problem.residuals, starts, np.tile(free, (2, 1)), lower, upper)
+        theta, f = theta.reshape(2, len(held), -1), f.reshape(2, -1)
+        best = np.argmin(f, axis=0)
+        return theta[best, np.arange(len(held))], f[best, np.arange(len(held))]
 
     scale = _scale(problem, theta, rise)[which]
     lowest = np.where(which == A, max(theta[R0], 0.0) if problem.fixed_r0 is not None else 0.0, lower[which])

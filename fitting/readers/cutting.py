@@ -87,9 +87,10 @@ def cut(entry: Input, eval_set: str) -> Iterator[tuple[Key, str, Part]]:
 
 
 def _labels(table: Table, chosen: Chosen) -> list[TextColumn]:
-    """The columns that tell runs apart. A seed does where there are several, so that no two seeds make one curve."""
+    """The columns that tell runs apart. A seed does where there are several, here or under the same name in another
+    table, so that no two seeds make one curve."""
     names = [chosen.run] if chosen.run is not None else []
-    if chosen.seed not in (None, chosen.run) and len(table.text(chosen.seed).names) > 1:
+    if chosen.seed not in (None, chosen.run) and (names or len(table.text(chosen.seed).names) > 1):
         names.append(chosen.seed)
     return [table.text(name) for name in names]
 

@@ -67,7 +67,8 @@ def read_runs(
                 gathered.setdefault(key, (name, []))[1].append(part)
     if not gathered:
         raise InputError("no runs: name at least one file or folder")
-    runs = [assemble(name, parts, rules) for name, parts in _with_unique_names(list(gathered.values()))]
+    named = _with_unique_names(_without_lone_seeds(list(gathered.values())))
+    runs = [assemble(name, parts, rules) for name, parts in named]
     if not any(len(r) for r in runs):
         raise InputError(_nothing_usable(runs[0]))
     return runs
@@ -153,6 +154,14 @@ def _known(folder: Path, wanted: Wanted) -> Iterator[Input]:
     elif events:
         table = read_tensorboard(folder, wanted)
         yield Input(table, wanted, folder.resolve().name, ("file", str(folder.resolve())), tuple(map(_hashed, events)))
+
+
+def _without_lone_seeds(runs: list[tuple[str, list[Part]]]) -> list[tuple[str, list[Part]]]:
+    """Where no arm has several seeds, each is a run of the arm's name."""
+    arms = [parts[0].arm for _, parts in runs]
+    if len(set(arms) - {None}) < len(arms) - arms.count(None):
+        return runs
+    return [(parts[0].arm or name, [replace(part, arm=None) for part in parts]) for name, parts in runs]
 
 
 def _with_unique_names(groups: Sequence[tuple[str, list[Part]]]) -> list[tuple[str, list[Part]]]:

@@ -37,6 +37,14 @@ def arms(tmp_path):
     return tmp_path / "study"
 
 
+def test_dollar_signs_in_names_are_no_formulas(arms, tmp_path):
+    for kind in ("curves", "loo"):
+        named = [f"a$b_c_{i}$={folder}" for i, folder in enumerate(sorted(arms.iterdir()))]
+        done = run(*named, "-o", tmp_path / f"{kind}.svg", "--kind", kind, "--title", "x$y_z_w$")
+        assert done.exit_code == 0, done.output
+        assert (tmp_path / f"{kind}.svg").exists()
+
+
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_formats(arms, tmp_path, ending, start):
     out = tmp_path / f"curves.{ending}"

@@ -134,6 +134,19 @@ def test_seeds_give_the_margin_the_run_sd_and_a_t_interval():
     assert (given.margin, given.run_sd, given.run_sd_source) == (0.005, 0.02, "given")
 
 
+def test_seeds_whose_ceiling_is_not_seen_give_no_mean_and_no_margin():
+    early = COMPUTE / 16
+    runs = study({f"base-{i}": (0.40, 0.60, 1.9, 2500.0) for i in range(2)})
+    runs |= {f"new-{i}": (early, noisy((0.40, 0.64, 1.9, 2500.0), early, 10 + i)) for i in range(2)}
+    found = compare(runs, arms={name: name.partition("-")[0] for name in runs}, r0=0.4)
+    assert [run.result.A_open for run in found.runs] == [(False, False)] * 2 + [(False, True)] * 2
+    base, new = found.arms
+    assert (new.A, new.A_interval) == (None, None) and base.A is not None
+    assert found.run_sd == pytest.approx(base.run_sd)
+    assert found.margin == pytest.approx(max(0.02, 2 * np.std([run.result.A or 0 for run in found.runs[:2]], ddof=1)))
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
 def test_one_seed_an_arm_tells_nothing_about_seeds():
     runs = study({"a": (0.40, 0.60, 1.9, 2500.0), "b": (0.40, 0.63, 1.9, 2500.0)})
     found = compare(runs, arms={"a": "one", "b": "other"})

@@ -87,6 +87,15 @@ def test_ceiling_that_the_data_do_not_show_is_open():
     assert f"at least {early.A_interval[0]:.3f}" in early.message
 
 
+def test_an_interval_is_not_that_of_a_steep_basin_alone():
+    """Between 510 and 4038 nothing is seen: a step fits best, and a gentle rise to 1 is within the threshold too."""
+    compute = np.array([212, 510, 4038, 4072, 4437, 4737.0])
+    rate = np.array([0.3949, 0.4099, 0.6079, 0.6008, 0.6058, 0.5966])
+    found = fit(compute, rate, r0=0.4)
+    assert (found.status, found.A_open) == ("asymptote-open", (False, True))
+    assert found.A_interval is not None and found.A_interval[1] >= found.predict(2 * compute.max())[2]
+
+
 def test_power_law_exponent_has_an_interval_and_others_none():
     found = fit(COMPUTE, noisy(power, 6), form="power")
     assert found.B is not None and found.B_interval is not None and found.B_open == (False, False)

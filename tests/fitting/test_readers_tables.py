@@ -297,6 +297,17 @@ def test_long_table_and_seeds(write):
     assert [run.arm for run in runs] == ["b", "a", "b"]
 
 
+def test_seeds_in_files_of_their_own_are_runs_of_one_arm(write):
+    first = write("first.csv", "run,seed,step,gpu_hours,acc\nb,0,1,1,0.4\nb,0,2,2,0.5\n")
+    second = write("second.csv", "run,seed,step,gpu_hours,acc\nb,1,1,1,0.41\nb,1,2,2,0.51\n")
+    runs = read_runs([first, second])
+    assert {run.name: run.pass_rate.tolist() for run in runs} == {"b seed 0": [0.4, 0.5], "b seed 1": [0.41, 0.51]}
+    assert [run.arm for run in runs] == ["b", "b"]
+    assert [(run.name, run.arm) for run in read_runs(first)] == [("b", None)]
+    resumed = write("resumed.csv", "run,seed,step,gpu_hours,acc\nb,0,3,3,0.55\n")
+    assert [len(run) for run in read_runs([first, resumed])] == [3]
+
+
 def test_long_table_by_a_named_column(write):
     path = write("runs.csv", "recipe,gpu_hours,acc\nx,1,0.4\ny,1,0.3\nx,2,0.5\n")
     assert [(run.name, len(run)) for run in read_runs(path, run="recipe")] == [("x", 2), ("y", 1)]
