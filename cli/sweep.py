@@ -149,7 +149,10 @@ def seeds(
 
 @app.command()
 def axis(
-    swept: Annotated[str, typer.Argument(metavar="KEY=V1,V2,...", help="The number to sweep and its values.")],
+    swept: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="KEY=V1,V2,...", help="The number to sweep and its values.", show_default=False),
+    ] = None,
     overrides: Overrides = None,
     fixed_total_batch: Annotated[
         bool, typer.Option(help="Of group size or prompts a batch, move the other so that their product stays.")
@@ -168,12 +171,7 @@ def axis(
     """Sweep one key: batch, group size, generation budget, model (ScaleRL, section 5)."""
     with user_errors():
         where = _Where(launcher, jobs, gpus, slurm, early_stop)
-        key, _, values = swept.partition("=")
-        both = (_full_key(key), [v for v in values.split(",") if v])
-        if not key or not both[1]:
-            from scalerl.rl.errors import UserError
-
-            raise UserError(f"'{swept}': write KEY=V1,V2,..., for example recipe.group_size=8,16,32")
+        both = _swept(swept) if swept is not None or resume is None else None
         _sweep(
             "axis",
             overrides,
@@ -245,9 +243,13 @@ def _sweep(
         folder, plan = Path(resume), read_plan(Path(resume))
         if plan.kind != kind:
             raise UserError(f"study {folder} is of kind {plan.kind}: scalerl sweep {plan.kind} --resume {folder}")
-        if overrides or study or choices.get("axes"):
-            raise UserError("--resume goes on under the study's own plan: it takes no overrides, --study or --axes")
+        if overrides or study or x or choices.get("axes") or choices.get("swept"):
+            raise UserError(
+                "--resume goes on under the study's own plan: it takes no overrides, --study, --axes, --x or swept key"
+            )
     else:
+        if own := [text for text in overrides or () if text.lstrip("+").startswith(("seed=", "run_dir="))]:
+            raise UserError(f"{own[0]}: a study gives its runs their seeds (--seeds 3,4) and their folders (--study)")
         folder = Path(study or f"studies/{kind}-{datetime.now():%Y%m%d-%H%M%S}")
         plan = make_plan(
             kind,
@@ -292,6 +294,16 @@ def _grouped(overrides: list[str], name: str) -> list[str]:
     return overrides if any(text.startswith("log.group=") for text in overrides) else [*overrides, f"log.group={name}"]
 
 
+def _swept(text: str | None) -> tuple[str, list[str]]:
+    from scalerl.rl.errors import UserError
+
+    key, _, values = (text or "").partition("=")
+    found = _full_key(key), [v for v in values.split(",") if v]
+    if not key or not found[1]:
+        raise UserError(f"'{text or ''}': write KEY=V1,V2,..., for example recipe.group_size=8,16,32")
+    return found
+
+
 def _full_key(key: str) -> str:
     """`group_size` for `recipe.group_size`."""
     from scalerl.rl.recipe import Recipe
@@ -307,6 +319,7 @@ def _seeds(text: str) -> list[int]:
     from scalerl.rl.errors import UserError
 
     parts = _commas(text) or []
-    if not parts or not all(part.isdigit() for part in parts) or parts == ["0"] or len(set(parts)) < len(parts):
+    numbers = [int(part) for part in parts if part.isdecimal()]
+    if not parts or len(set(numbers)) < len(parts) or numbers == [0]:
         raise UserError(f"--seeds {text}: how many, or different seeds with commas such as 0,1,2")
-    return [int(part) for part in parts] if len(parts) > 1 else list(range(int(parts[0])))
+    return numbers if len(numbers) > 1 else list(range(numbers[0]))

@@ -15,6 +15,8 @@ from scalerl.rl.config import RunConfig, flat
 from scalerl.rl.errors import UserError
 from scalerl.sweeps.axes import FORWARD, LEAVE_ONE_OUT, RECIPES
 
+# Of the ledger's columns, those that grow with the compute of training.
+COMPUTE = ("step", "optimizer_steps", "samples", "train_tokens", "generated_tokens", "flops", "device_hours")
 PLAN = "plan.json"
 Compose = Callable[[Sequence[str]], RunConfig]  # Hydra overrides -> a validated configuration; raises UserError
 
@@ -77,6 +79,8 @@ def make_plan(
 
     axes: those of a leave-one-out or forward study, default all. swept: (key, values) of kind `axis`. Raises InputError
     for an axis that there isn't, and for an arm whose configuration is refused."""
+    if x not in COMPUTE:
+        raise InputError(f"--x {x}: one of {', '.join(COMPUTE)}")
     if kind == "forward":
         overrides = ["recipe=base", *overrides]
     base_config = compose(overrides)
@@ -88,6 +92,10 @@ def make_plan(
         except UserError as error:
             raise InputError(f"arm {arm_name}: {error}") from None
         if difference := _difference(base_config, config):
+            # A step of a forward study may well change nothing more.
+            twin = next((arm.name for arm in arms if arm.difference == difference), None)
+            if twin is not None and kind != "forward":
+                raise InputError(f"arm {arm_name} is arm {twin} once more; give each value once")
             arms.append(Arm(arm_name, axis, tuple(changes), difference, _identical(difference, config)))
         else:
             skipped[arm_name] = "the base has these values already"
@@ -160,6 +168,8 @@ def _arms(
     if kind == "axis":
         assert swept is not None
         key, values = swept
+        if key in ("seed", "run_dir"):
+            raise InputError(f"{key} is no axis: scalerl sweep seeds --seeds 0,1,2 has several seeds")
         return [(f"{key}={v}", key, _swept(key, v, base, fixed_total_batch)) for v in values], {}
     table = LEAVE_ONE_OUT if kind == "loo" else FORWARD
     if unknown := [axis for axis in axes or () if axis not in table]:

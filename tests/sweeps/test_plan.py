@@ -11,9 +11,10 @@ import pytest
 
 from scalerl.cli.compose import compose
 from scalerl.fitting.errors import InputError
+from scalerl.rl.ledger import Ledger
 from scalerl.rl.runlog import create_run_dir
 from scalerl.sweeps.axes import FORWARD, LEAVE_ONE_OUT, RECIPES
-from scalerl.sweeps.plan import Plan, make_plan, read_plan, write_plan
+from scalerl.sweeps.plan import COMPUTE, Plan, make_plan, read_plan, write_plan
 
 
 def plan(kind: str, *overrides: str, **choices: Any) -> Plan:
@@ -109,6 +110,22 @@ def test_a_swept_number_may_keep_the_total_batch():
         plan("axis", swept=("recipe.group_size", ["7"]), fixed_total_batch=True)
     with pytest.raises(InputError, match="goes with"):
         plan("axis", swept=("trainer.lr", ["1e-4"]), fixed_total_batch=True)
+
+
+def test_no_arm_is_another_once_more():
+    with pytest.raises(InputError, match=r"arm recipe\.group_size=08 is arm recipe\.group_size=8 once more"):
+        plan("axis", swept=("recipe.group_size", ["8", "08"]))
+    with pytest.raises(InputError, match="arm recipe=minimax is arm recipe=minimax once more"):
+        plan("recipes", recipes=["minimax", "minimax"])
+    assert len(plan("forward", "recipe.truncation=score").arms) > 2
+
+
+def test_a_seed_is_no_axis_and_compute_is_a_column_of_the_ledger():
+    with pytest.raises(InputError, match="seed is no axis"):
+        plan("axis", swept=("seed", ["1", "2"]))
+    with pytest.raises(InputError, match="--x walltime: one of step, "):
+        plan("loo", x="walltime")
+    assert set(COMPUTE) <= set(Ledger(devices=1).axes())
 
 
 def test_a_refused_arm_is_named():

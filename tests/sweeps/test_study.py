@@ -245,6 +245,21 @@ def test_slurm_options_that_nobody_knows_are_refused(tmp_path: Path):
     assert not (tmp_path / "study").exists()
 
 
+@pytest.mark.parametrize(
+    "arguments,words",
+    [
+        (["loo", "seed=3"], "seed=3: a study gives its runs their seeds (--seeds 3,4)"),
+        (["loo", "--seeds", "01,1"], "--seeds 01,1: how many, or different seeds"),
+        (["loo", "--seeds", "\u00b2"], "how many, or different seeds"),
+        (["axis"], "write KEY=V1,V2,..."),
+        (["axis", "--resume", "nowhere"], "nowhere is no study"),
+    ],
+)
+def test_what_a_study_can_not_do_is_one_line(arguments: list[str], words: str):
+    run = CliRunner().invoke(app, ["sweep", *arguments, *(["--plan-only"] if "--resume" not in arguments else [])])
+    assert run.exit_code == 2 and words in run.stderr and "Traceback" not in run.stderr
+
+
 def write_run(folder: Path, a: float, until: int) -> None:
     folder.mkdir(parents=True)
     rows = [
