@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,10 @@ def start_run(config: RunConfig, sources: Mapping[str, str]) -> Path:
         try:
             run = Run(config, path, stop)
         except UserError:
-            shutil.rmtree(path.parent if new_parent else path)
+            shutil.rmtree(path)
+            if new_parent:
+                with suppress(OSError):  # another run may be in it by now
+                    path.parent.rmdir()
             raise
         run.train()
     return path

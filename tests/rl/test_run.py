@@ -121,6 +121,21 @@ def test_a_resumed_run_equals_an_uninterrupted_one(cache, tmp_path, monkeypatch,
     assert rows(tmp_path / "killed", "eval.jsonl", clock=True)[-1]["wasted_device_hours"] > 0
 
 
+def test_a_run_that_is_refused_leaves_its_neighbours_alone(cache, tmp_path, monkeypatch):
+    """The folder of runs is new when one begins, and holds another by the time that it is refused."""
+    neighbour = tmp_path / "runs" / "neighbour" / "eval.jsonl"
+
+    def refuse(*args):
+        neighbour.parent.mkdir()
+        neighbour.write_text("{}")
+        raise UserError("refused")
+
+    monkeypatch.setattr("scalerl.rl.run.build_generator", refuse)
+    with pytest.raises(UserError, match="refused"):
+        train(cache, tmp_path / "runs" / "mine", "engine.process=inline")
+    assert neighbour.exists() and not (tmp_path / "runs" / "mine").exists()
+
+
 def test_a_complete_run_is_left_alone(cache, tmp_path, capsys):
     path = train(cache, tmp_path / "run", "steps=2", "engine.process=inline")
     before = (path / "eval.jsonl").read_text()
