@@ -22,7 +22,7 @@ from scalerl.rl.config import RunConfig, TorchEngineConfig
 from scalerl.rl.engines.decoder import load_decoder
 from scalerl.rl.engines.interface import Generator, Outcome
 from scalerl.rl.engines.torch_engine import TorchEngine, Work
-from scalerl.rl.errors import UserError
+from scalerl.rl.errors import RunEnded, UserError
 from scalerl.rl.preemption import leave_signals_to_parent
 from scalerl.rl.process import set_up_process
 from scalerl.rl.types import CompletedGroup, Request, Sampling
@@ -178,7 +178,7 @@ class BesideGenerator(Generator):
         self._receive()  # ready, or the error that kept it from starting
 
     def begin(self, command: str, *args: Any) -> None:
-        self._connection.send((command, args))
+        self._send(command, *args)
 
     def finish(self) -> Outcome:
         return self._receive()
@@ -186,11 +186,11 @@ class BesideGenerator(Generator):
     def update_weights(self, state: Mapping[str, torch.Tensor], version: int) -> None:
         if self._shared is None:
             self._shared = {name: torch.empty_like(t, device="cpu").share_memory_() for name, t in state.items()}
-            self._connection.send(("share", (self._shared,)))
+            self._send("share", self._shared)
             self._receive()
         for name, tensor in state.items():
             self._shared[name].copy_(tensor)
-        self._connection.send(("update_shared", (version,)))
+        self._send("update_shared", version)
         self._receive()
 
     def close(self) -> None:
@@ -200,12 +200,24 @@ class BesideGenerator(Generator):
         if self._process.is_alive():
             self._process.kill()
 
+    def _send(self, command: str, *args: Any) -> None:
+        try:
+            self._connection.send((command, args))
+        except OSError:
+            raise self._died() from None
+
+    def _died(self) -> RunEnded:
+        self._process.join(timeout=10)
+        return RunEnded(
+            f"the generator's process died with exit code {self._process.exitcode} (-9: perhaps for want of memory); "
+            "go on with --resume"
+        )
+
     def _receive(self) -> Any:
         try:
             kind, value = self._connection.recv()
-        except EOFError:
-            self._process.join(timeout=10)
-            raise RuntimeError(f"the generator process died with exit code {self._process.exitcode}") from None
+        except (EOFError, OSError):
+            raise self._died() from None
         if kind == "error":
             raise value
         return value

@@ -51,10 +51,15 @@ class TimedPool:
         waiting = deque(range(len(calls)))
         while waiting or any(worker.item is not None for worker in self._workers):
             self._refill(min(self._n, len(calls)))
-            for worker in self._workers:
+            for worker in list(self._workers):
                 if waiting and worker.ready and worker.item is None:
                     worker.item, worker.deadline = waiting.popleft(), time.monotonic() + self._seconds
-                    worker.connection.send(calls[worker.item])
+                    try:
+                        worker.connection.send(calls[worker.item])
+                    except OSError:  # it has died since its last call, which is no fault of this one
+                        waiting.appendleft(worker.item)
+                        _end(worker)
+                        self._workers.remove(worker)
             busy = [worker for worker in self._workers if worker.item is not None or not worker.ready]
             patience = min(worker.deadline for worker in busy) - time.monotonic()
             ready = wait([worker.connection for worker in busy], max(0.0, patience))

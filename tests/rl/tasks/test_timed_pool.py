@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import pytest
@@ -40,6 +41,16 @@ def test_results_are_in_order_whatever_takes_long():
 def test_a_process_that_dies_is_a_failure_and_replaced():
     pool = TimedPool(os._exit, workers=1, seconds=LIMIT)
     assert pool.map([(3,), (4,)]) == [Failed("the process died")] * 2
+    pool.close()
+
+
+def test_a_process_that_died_between_two_calls_is_replaced_and_no_call_fails():
+    pool = TimedPool(divmod, workers=2, seconds=LIMIT)
+    pool.map([(n, 7) for n in range(4)])
+    dead = pool._workers[0].process
+    os.kill(dead.pid, signal.SIGKILL)
+    dead.join()
+    assert pool.map([(n, 7) for n in range(4)]) == [divmod(n, 7) for n in range(4)]
     pool.close()
 
 
