@@ -25,13 +25,11 @@ class Composed:
 
 def compose(overrides: Sequence[str], *, run_dir: str | None = None) -> Composed:
     """Compose and validate. Raises UserError that names the nearest right key or value."""
-    from omegaconf import OmegaConf
-
     groups, values = _split(overrides)
     _check_keys(values, _leaves(_hydra(groups)))
     composed = _hydra([*groups, *values])
     choices = _choices(groups)
-    plain: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+    plain = _resolved(composed)
     _refuse_missing(plain)
     plain["run_dir"] = run_dir or plain["run_dir"] or _default_run_dir(choices)
     config = _validate(plain)
@@ -56,8 +54,19 @@ def recompose(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         if override.is_delete():
             raise UserError(f"'{text}': a resume can't take a key away")
         OmegaConf.update(tree, override.key_or_group, override.value(), merge=True, force_add=True)
-    plain: Any = OmegaConf.to_container(tree, resolve=True)
-    return _validate(plain)
+    return _validate(_resolved(tree))
+
+
+def _resolved(tree: Any) -> Any:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from scalerl.rl.errors import UserError
+
+    try:
+        return OmegaConf.to_container(tree, resolve=True, throw_on_missing=False)
+    except OmegaConfBaseException as error:
+        raise UserError(_first_line(error)) from None
 
 
 def _hydra(overrides: Sequence[str]) -> Any:

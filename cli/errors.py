@@ -27,13 +27,18 @@ def user_errors() -> Iterator[None]:
         code = _exit_code(error)
         if code is None:
             raise
-        text = f"{error}; make room, then go on with --resume" if isinstance(error, OSError) else error
-        print(f"{_LABELS[code]}: {text}", file=sys.stderr)
+        print(f"{_LABELS[code]}: {_words(error)}", file=sys.stderr)
         raise SystemExit(code) from None
 
 
+def _words(error: Exception) -> object:
+    if not isinstance(error, OSError):
+        return error
+    return f"{error}; make room, then go on with --resume" if error.errno in _NO_ROOM else f"{error}; mend that"
+
+
 def _exit_code(error: Exception) -> int | None:
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+    if isinstance(error, OSError) and (error.errno in _NO_ROOM or error.filename is not None):
         return 2
     # A class whose module was never imported was never raised: nothing is loaded to tell.
     for module, name, code in _CODES:

@@ -20,6 +20,8 @@ def _device(name: str) -> str:
 
 
 Device = Annotated[str, AfterValidator(_device)]
+Seed = Annotated[int, Field(ge=0)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Architecture(Strict):
@@ -41,6 +43,10 @@ class Architecture(Strict):
                 f"hidden_size={self.hidden_size} must be a multiple of heads={self.heads}, and that of "
                 f"kv_heads={self.kv_heads}"
             )
+        if self.hidden_size // self.heads % 2:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} over heads={self.heads} must be even: positions are rotations of pairs"
+            )
         return self
 
 
@@ -50,7 +56,7 @@ class WarmStart(Strict):
     steps: Annotated[int, Field(ge=0)]
     batch_size: Count
     lr: Positive
-    seed: int
+    seed: Seed
 
 
 class BuiltinModel(Strict):
@@ -91,7 +97,7 @@ class AdditionTask(Strict):
     min_digits: Count
     max_digits: Annotated[int, Field(ge=1, le=17)]  # operands one digit longer still fit into 64 bits
     n_train: Count
-    seed: int
+    seed: Seed
     wrong_keys: Annotated[float, Field(ge=0, le=0.5)]
     demonstrations: Demonstrations
 
@@ -110,7 +116,13 @@ class CountdownTask(Strict):
     max_number: Count
     tries: Count  # expressions that a demonstration tries
     n_train: Count
-    seed: int
+    seed: Seed
+
+
+def _none_is_held_out(files: dict[str, str]) -> dict[str, str]:
+    if "held_out" in files:
+        raise ValueError("'held_out' is the set of task.data.held_out; give this one another name")
+    return files
 
 
 class Data(Strict):
@@ -120,11 +132,11 @@ class Data(Strict):
     train: str
     held_out: str | None
     n_held_out: Count
-    seed: int
+    seed: Seed
     prompt_column: str | None
     answer_column: str | None
     exclude: str | None  # prompts that must not be trained on, a file
-    extra: dict[str, str]  # further evaluation sets, name -> file
+    extra: Annotated[dict[str, str], AfterValidator(_none_is_held_out)]  # further evaluation sets, name -> file
 
 
 def _holds_prompt(template: str) -> str:
@@ -190,7 +202,7 @@ class PythonTask(Strict):
     kind: Literal["python"]
     module: str  # a file
     n_held_out: Count
-    seed: int
+    seed: Seed
     asking: Asking
     workers: Count
     time_limit: Positive  # seconds a verdict may take
@@ -201,7 +213,7 @@ class SumsTask(Strict):
 
     kind: Literal["sums"]
     largest: Count
-    seed: int
+    seed: Seed
     asking: Asking
     reward: Reward
 
@@ -214,7 +226,7 @@ class ReasoningGymTask(Strict):
     parameters: dict[str, Any]
     n_train: Count
     n_held_out: Count
-    seed: int
+    seed: Seed
     pass_score: Share  # from which an answer counts as correct
     asking: Asking
     reward: Reward
@@ -323,7 +335,7 @@ Engine = Annotated[TorchEngineConfig | SGLangEngineConfig, Field(discriminator="
 class Trainer(Strict):
     lr: Positive
     warmup_steps: Annotated[int, Field(ge=0)]
-    betas: tuple[Share, Share]
+    betas: tuple[Decay, Decay]
     eps: Positive
     weight_decay: NonNegative
     clip_norm: Positive
@@ -339,12 +351,18 @@ class Trainer(Strict):
     alarms: Alarms
 
 
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("each set once")
+    return names
+
+
 class Eval(Strict):
     every: Count
     n_prompts: Count
     n_samples: Count
-    seed: int
-    extra: tuple[str, ...]
+    seed: Seed
+    extra: Annotated[tuple[str, ...], AfterValidator(_each_once)]
 
 
 class Log(Strict):
@@ -357,7 +375,7 @@ class Log(Strict):
 class RunConfig(Strict):
     """Everything that a run depends on; `config.json` is its dump."""
 
-    seed: int
+    seed: Seed
     steps: Count
     run_dir: Annotated[str, BeforeValidator(str)]
     recipe: Recipe

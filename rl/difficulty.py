@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,8 +56,11 @@ def filter_prompts(
     if not isinstance(prompts, PromptTable):
         raise UserError(f"the task {task.name} has no file of prompts; filter the files of math, code or python tasks")
     counts: Counter[str] = Counter(kept=0, hard=0, easy=0, unjudged=0)
+    if out.exists():
+        raise UserError(f"{out} exists already; choose another file")
+    beside = out.with_name(out.name + ".tmp")
     try:
-        with out.open("x", encoding="utf-8") as file:
+        with beside.open("w", encoding="utf-8") as file:
             for measured in measure(config, task, prompts[:limit], n_samples):
                 place = _place(measured, low, high)
                 counts[place] += 1
@@ -65,8 +69,12 @@ def filter_prompts(
                     rate = measured.passed / measured.judged
                     row = {"prompt": text, "answer": answer, "pass_rate": rate, "n_samples": measured.judged}
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        beside.rename(out)
     except OSError as error:
         raise UserError(f"{out} can't be written ({error.strerror}); choose another file") from None
+    finally:
+        with suppress(OSError):
+            beside.unlink()
     return Filtered(**counts)
 
 

@@ -8,8 +8,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from scalerl.rl.losses import LOSSES
 
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 
@@ -60,8 +61,8 @@ class KLParams(Strict):
 
 class ClipCovParams(Strict):
     share: Share
-    cov_low: float
-    cov_high: float
+    cov_low: Finite
+    cov_high: Finite
 
 
 class KLCovParams(Strict):
@@ -70,7 +71,7 @@ class KLCovParams(Strict):
 
 
 class BonusParams(Strict):
-    coef: float
+    coef: Finite
 
 
 class SamplingParams(Strict):
@@ -86,7 +87,7 @@ class Recipe(Strict):
     off_policy: Literal["pipeline", "ppo"]
     k: Annotated[int, Field(ge=0)]
     loss: Annotated[str, AfterValidator(_known_loss)]
-    loss_params: dict[str, dict[str, float]]
+    loss_params: dict[str, dict[str, Positive]]
     loss_aggregation: Literal["prompt", "sample", "token"]
     advantage_norm: Literal["batch", "prompt", "none"]
     logits_precision: Literal["fp32", "model"]

@@ -50,11 +50,13 @@ def read_config(path: Path) -> RunConfig:
     """The configuration of the run in `path`. Raises UserError where there is none, or none that is valid."""
     file = path / "config.json"
     try:
-        content: dict[str, Any] = json.loads(file.read_text())
-    except FileNotFoundError:
+        content: Any = json.loads(file.read_text())
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} is no run folder: it has no config.json") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # of another encoding, too
         raise UserError(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} is no run's configuration: it holds no object")
     content.pop("sources", None)
     try:
         return RunConfig.model_validate({**content, "run_dir": str(path)})
@@ -69,13 +71,16 @@ def read_sources(path: Path) -> dict[str, str]:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The whole lines of a log, none where it isn't there yet; a kill may have left half a line at its end."""
+    """The whole lines of a log, none where it isn't there yet; a kill may have left half a line at its end. Raises
+    UserError for a broken one before it."""
     rows = []
-    for line in file.read_text().splitlines() if file.exists() else ():
+    lines = file.read_text(errors="replace").splitlines() if file.exists() else []
+    for number, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise UserError(f"{file}: line {number} is not valid JSON ({error}); mend it or take it out") from None
     return rows
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from scalerl.kernels.head import head_logits
@@ -17,6 +17,7 @@ from scalerl.rl.engines.base import ContextLimit, Decoder, Forward, copy_weights
 from scalerl.rl.engines.hf_decoder import HFDecoder
 from scalerl.rl.engines.kv_cache import KVCache, LayerShape
 from scalerl.rl.errors import UserError
+from scalerl.rl.models.load import load_model
 
 DENSE_FAMILIES = ("llama", "qwen2", "qwen3")
 # Rotary embeddings that depend on the position alone; the others also depend on the length of the sequence.
@@ -33,13 +34,13 @@ def load_decoder(
     """A decoder for a Hugging Face causal LM, given as a folder or as a model (whose weights are copied, never shared).
 
     dtype: of weights, activations and KV cache; head_dtype: of the head's product. Dense Llama, Qwen2 and Qwen3 models
-    get the fast `DenseDecoder`, any other model `HFDecoder`. Raises UserError for a folder without a model.
+    get the fast `DenseDecoder`, any other model `HFDecoder`. Raises UserError for a folder without a model that loads.
     """
     device = torch.device(device)
     if isinstance(model_or_path, PreTrainedModel):
         model = model_or_path
     elif (Path(model_or_path) / "config.json").is_file():
-        model = AutoModelForCausalLM.from_pretrained(model_or_path, dtype=dtype)
+        model = load_model(Path(model_or_path), dtype)
     else:
         raise UserError(f"model.path={model_or_path}: no config.json there; give the folder of a Hugging Face model")
     if _is_dense(model):

@@ -68,11 +68,12 @@ def text_config(path: Path) -> Any:
 
 def load_model(path: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The causal LM in `path`, in training precision."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     try:
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # RuntimeError: tensors of another shape
         raise UserError(f"model.path={path} can't be loaded: {str(error).splitlines()[0]}") from None
 
 

@@ -77,6 +77,16 @@ def test_a_hugging_face_model_needs_its_path():
         ("recipe.sampling.top_p=0.9", r"sampling_mask=keep"),
         ("trainer.device=gpu", r"trainer\.device: cpu, cuda, or one GPU such as cuda:1, and not gpu"),
         ("recipe.offpolicy_sequence_mask=-1", r"recipe\.offpolicy_sequence_mask=-1"),
+        ("recipe.loss_params.cispo.eps_max=-5", r"recipe\.loss_params\.cispo\.eps_max=-5"),
+        ("recipe.loss_params.cispo.eps_max=nan", r"recipe\.loss_params\.cispo\.eps_max=nan"),
+        ("recipe.clip_cov.cov_low=nan", r"recipe\.clip_cov\.cov_low=nan"),
+        ("trainer.lr=inf", r"trainer\.lr=inf"),
+        ("trainer.betas=[0.9,1.0]", r"trainer\.betas"),
+        ("seed=-1", r"seed=-1: "),
+        ("task.seed=-1", r"task\.seed=-1: "),
+        ("steps=${oc.env:NO_SUCH_VARIABLE}", r"NO_SUCH_VARIABLE"),
+        ("model.architecture.hidden_size=12", r"hidden_size=12 over heads=4 must be even"),
+        ("eval.extra=[longer,longer]", r"eval\.extra.*each set once"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line(override, message):

@@ -45,8 +45,13 @@ def test_a_limit_measures_the_first_prompts_and_bad_input_is_one_line(tmp_path, 
     one = config(tmp_path, llama_folder)
     found = filter_prompts(one, tmp_path / "a.jsonl", low=0, high=1, n_samples=2, limit=5)
     assert (found.kept, found.hard, found.easy) == (5, 0, 0)
-    with pytest.raises(UserError, match=r"a\.jsonl can't be written \(File exists\)"):
+    with pytest.raises(UserError, match=r"a\.jsonl exists already"):
         filter_prompts(one, tmp_path / "a.jsonl", low=0, high=1, n_samples=2, limit=5)
+    (tmp_path / "empty").mkdir()
+    without_model = config(tmp_path, tmp_path / "empty")
+    with pytest.raises(UserError, match="empty"):
+        filter_prompts(without_model, tmp_path / "b.jsonl", low=0, high=1, n_samples=2, limit=5)
+    assert not list(tmp_path.glob("b.jsonl*")), "the corrected command must find its file free"
     with pytest.raises(UserError, match="must be pass rates"):
         filter_prompts(one, tmp_path / "b.jsonl", low=0.9, high=0.1, n_samples=2, limit=5)
     with pytest.raises(UserError, match="the task addition has no file of prompts"):

@@ -8,7 +8,7 @@ import pytest
 
 from scalerl.cli.compose import compose
 from scalerl.rl.errors import UserError
-from scalerl.rl.runlog import RunLog, create_run_dir, strict
+from scalerl.rl.runlog import RunLog, create_run_dir, read_config, read_rows, strict
 
 
 def a_config(run_dir, *overrides):
@@ -60,6 +60,20 @@ def test_what_came_after_a_checkpoint_is_cut_with_the_half_line_of_a_kill(tmp_pa
     import pandas as pd
 
     assert pd.read_parquet(path / "eval_prompts.parquet")["step"].tolist() == [1, 2, 3]
+
+
+def test_a_broken_line_in_the_middle_is_told_and_nothing_after_it_is_lost(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 2 is not valid JSON"):
+        read_rows(file)
+
+
+@pytest.mark.parametrize("content", [b"[1, 2]", b"\xff\xfe{", b"{"])
+def test_a_damaged_configuration_is_one_line(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"config\.json is no"):
+        read_config(tmp_path)
 
 
 def test_numbers_that_are_not_finite_become_null():

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from scalerl.cli.compose import compose
+from scalerl.rl.engines.decoder import load_decoder
 from scalerl.rl.errors import UserError
 from scalerl.rl.models.load import find_model, load_model
 from scalerl.rl.models.tokenizer import character_tokenizer
@@ -51,6 +55,24 @@ def test_what_is_no_model_is_told_from_what_is_no_id(tmp_path, monkeypatch):
     Path("models/tokenizer_config.json").write_text("{}")
     with pytest.raises(UserError, match=r"model\.path=models can't be loaded"):
         load_model(find_model("models"))
+
+
+@pytest.mark.parametrize("damage", ["missing", "garbage", "another shape"])
+def test_damaged_weights_are_one_line_to_trainer_and_engine_alike(llama_folder, tmp_path, damage):
+    path = tmp_path / "model"
+    shutil.copytree(llama_folder, path)
+    weights, config = path / "model.safetensors", path / "config.json"
+    if damage == "missing":
+        weights.unlink()
+    elif damage == "garbage":
+        weights.write_bytes(b"no tensors")
+    else:
+        content = json.loads(config.read_text())
+        config.write_text(json.dumps(content | {"vocab_size": content["vocab_size"] + 8}))
+    with pytest.raises(UserError, match=r"model\.path=.*model can't be loaded: "):
+        load_model(path)
+    with pytest.raises(UserError, match=r"model\.path=.*model can't be loaded: "):
+        load_decoder(path, dtype=torch.float32, head_dtype=torch.float32, device="cpu")
 
 
 def test_a_window_shorter_than_the_budget_is_refused_when_the_run_starts(tmp_path):
