@@ -34,7 +34,9 @@ def user_errors() -> Iterator[None]:
 def _words(error: Exception) -> object:
     if not isinstance(error, OSError):
         return error
-    return f"{error}; make room, then go on with --resume" if error.errno in _NO_ROOM else f"{error}; mend that"
+    if error.errno in _NO_ROOM:
+        return f"{error}; make room, then go on with --resume"
+    return f"{error.filename} can't be used: {error.strerror}"
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from scalerl.cli.compose import compose
+from scalerl.rl.engines.generator import BesideGenerator
 from scalerl.rl.errors import RunEnded, UserError
 from scalerl.rl.ledger import Ledger
 from scalerl.rl.run import Run, resume_run, start_run
@@ -134,6 +135,14 @@ def test_a_run_that_is_refused_leaves_its_neighbours_alone(cache, tmp_path, monk
     with pytest.raises(UserError, match="refused"):
         train(cache, tmp_path / "runs" / "mine", "engine.process=inline")
     assert neighbour.exists() and not (tmp_path / "runs" / "mine").exists()
+
+
+def test_a_generator_that_dies_ends_the_run_with_the_way_on(cache, tmp_path):
+    run = Run(config_for(cache, tmp_path, "steps=6", "engine.process=beside"), tmp_path)
+    assert isinstance(run.generator, BesideGenerator)
+    run.generator._process.kill()
+    with pytest.raises(RunEnded, match=r"generator's process died with exit code -9 .*--resume"):
+        run.train()
 
 
 def test_a_complete_run_is_left_alone(cache, tmp_path, capsys):
