@@ -61,7 +61,8 @@ class TimedPool:
                         _end(worker)
                         self._workers.remove(worker)
             busy = [worker for worker in self._workers if worker.item is not None or not worker.ready]
-            patience = min(worker.deadline for worker in busy) - time.monotonic()
+            # None is busy where all had died: then there is nothing to wait for.
+            patience = min((worker.deadline for worker in busy), default=0.0) - time.monotonic()
             ready = wait([worker.connection for worker in busy], max(0.0, patience))
             for worker in busy:
                 self._attend(worker, worker.connection in ready, results)

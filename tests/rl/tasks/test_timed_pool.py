@@ -44,10 +44,11 @@ def test_a_process_that_dies_is_a_failure_and_replaced():
     pool.close()
 
 
-def test_a_process_that_died_between_two_calls_is_replaced_and_no_call_fails():
-    pool = TimedPool(divmod, workers=2, seconds=LIMIT)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_process_that_died_between_two_calls_is_replaced_and_no_call_fails(workers):
+    pool = TimedPool(divmod, workers=workers, seconds=LIMIT)
     pool.map([(n, 7) for n in range(4)])
-    dead = pool._workers[0].process
+    dead = next(worker for worker in pool._workers if worker.ready).process  # the other may still be starting
     os.kill(dead.pid, signal.SIGKILL)
     dead.join()
     assert pool.map([(n, 7) for n in range(4)]) == [divmod(n, 7) for n in range(4)]
