@@ -34,14 +34,24 @@ while command[0].startswith("--"):
 n, nodes = int(given["ntasks"]), given.get("nodelist", "node0").split(",")
 assert len(nodes) == int(given["nodes"])
 per_node = n // len(nodes)
-tasks = []
+tasks, ended = [], False
+
+def end(*_):
+    global ended
+    ended = True
+    for task in tasks:
+        task.terminate()
+
+signal.signal(signal.SIGTERM, end)  # before the first task: a step may be ended while it starts
 for i in range(n):
     slurm = {"PROCID": i, "LOCALID": i % per_node, "NTASKS": n}
     variables = {f"SLURM_{name}": str(value) for name, value in slurm.items()}
     variables["SLURMD_NODENAME"] = nodes[i // per_node]
-    tasks.append(subprocess.Popen(command, env=os.environ | variables))
-signal.signal(signal.SIGTERM, lambda *_: [task.terminate() for task in tasks])
-sys.exit(max(abs(task.wait()) for task in tasks))
+    if not ended:
+        tasks.append(subprocess.Popen(command, env=os.environ | variables))
+if ended:
+    end()  # of the task that was being started
+sys.exit(max((abs(task.wait()) for task in tasks), default=0))
 """
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SCALERL = """
