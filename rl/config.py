@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -392,6 +392,21 @@ class RunConfig(Strict):
             raise ValueError(
                 f"engine.logits_precision={self.engine.logits_precision} but recipe.logits_precision="
                 f"{self.recipe.logits_precision}: with fp32 on one side only the two disagree; set both alike"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kl_is_of_known_tasks(self) -> RunConfig:
+        """A recipe may name tasks that this run lacks, but none that there isn't."""
+        known = {kind.model_fields["kind"].annotation.__args__[0] for kind in get_args(get_args(Task)[0])}
+        match self.task:
+            case MixtureTask(tasks=tasks):
+                known |= set(tasks)
+            case ReasoningGymTask(name=name):
+                known.add(name)
+        if unknown := set(self.recipe.kl_params.beta_by_task) - known:
+            raise ValueError(
+                f"recipe.kl_params.beta_by_task: no task '{min(unknown)}'; this run knows {', '.join(sorted(known))}"
             )
         return self
 

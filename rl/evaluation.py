@@ -12,6 +12,7 @@ import numpy as np
 
 from scalerl.rl.config import RunConfig
 from scalerl.rl.errors import UserError
+from scalerl.rl.prompt_room import Keep, keep_all
 from scalerl.rl.requests import Requests
 from scalerl.rl.scoring import Unscored, score
 from scalerl.rl.tasks import MixedTask, Task
@@ -26,12 +27,12 @@ class EvalSet:
     prompts: tuple[Prompt, ...]
 
 
-def build_eval_sets(config: RunConfig, task: Task) -> list[EvalSet]:
-    """A random, seeded split of the held-out pool (of a mixture, of each task's), and the extra sets. Raises UserError
-    where a pool is too small."""
-    extra = [EvalSet(name, _draw(name, task.extra_prompts(name), config)) for name in config.eval.extra]
+def build_eval_sets(config: RunConfig, task: Task, keep: Keep = keep_all) -> list[EvalSet]:
+    """A random, seeded split of the held-out pool (of a mixture, of each task's), and the extra sets, of the prompts
+    that are kept. Raises UserError where a pool is too small."""
+    extra = [EvalSet(name, _draw(name, keep(name, task.extra_prompts(name)), config)) for name in config.eval.extra]
     parts = task.parts if isinstance(task, MixedTask) else {"held_out": task}
-    held_out = [_draw(name, part.held_out_prompts(), config) for name, part in parts.items()]
+    held_out = [_draw(name, keep(name, part.held_out_prompts()), config) for name, part in parts.items()]
     return [EvalSet("held_out", tuple(chain.from_iterable(held_out))), *extra]
 
 
@@ -59,8 +60,10 @@ def standard_errors(passed: np.ndarray, samples: np.ndarray) -> tuple[float, flo
 class Evaluator:
     """Makes the requests of an evaluation and turns their completions into rows of the log."""
 
-    def __init__(self, config: RunConfig, task: Task, tokenizer: Any, requests: Requests) -> None:
-        self.sets = build_eval_sets(config, task)
+    def __init__(
+        self, config: RunConfig, task: Task, tokenizer: Any, requests: Requests, keep: Keep = keep_all
+    ) -> None:
+        self.sets = build_eval_sets(config, task, keep)
         self._n_samples = config.eval.n_samples
         self._task = task
         self._tokenizer = tokenizer

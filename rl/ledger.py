@@ -28,9 +28,10 @@ class FlopModel:
 class Ledger:
     """Cumulative through the run and its resumes. Hours are wall hours times devices; on a CPU a process is a device.
 
-    train_tokens: put through backward, prompts included. samples: completions of the trained batches. device_hours:
-    training alone, idle time and the moving of weights to the generator included; evaluation, checkpoints and the work
-    lost to a crash stand apart. sync_hours: wall time in which weights moved, on which both sides are idle."""
+    train_tokens: put through backward, prompts included. generated_tokens: of completions, those in flight included.
+    samples: completions of the trained batches. device_hours: training alone, idle time and the moving of weights to
+    the generator included; evaluation, checkpoints and the work lost to a crash stand apart. sync_hours: wall time in
+    which weights moved, on which both sides are idle."""
 
     devices: int
     step: int = 0

@@ -217,6 +217,16 @@ def _refuse_tight_interrupt(r: Recipe) -> str | None:
     return None
 
 
+def _refuse_idle_penalty(r: Recipe) -> str | None:
+    first = r.penalty.max_length - r.penalty.cache_length
+    if r.length_control == "penalty" and r.generation_budget <= first:
+        return (
+            f"length_control=penalty takes nothing off before {first} tokens (penalty.max_length - cache_length), and "
+            f"generation_budget={r.generation_budget} ends a completion before; lower penalty.max_length"
+        )
+    return None
+
+
 _REFUSALS = (
     _refuse_k1_as_loss,
     _refuse_ppo_without_k,
@@ -226,4 +236,5 @@ _REFUSALS = (
     _refuse_aux_token_with_logprobs,
     _refuse_empty_cov_band,
     _refuse_tight_interrupt,
+    _refuse_idle_penalty,
 )

@@ -25,6 +25,7 @@ from scalerl.rl.models.warm_start import prepare_builtin
 from scalerl.rl.preemption import Stop, leave_signals_to_parent
 from scalerl.rl.process import set_up_process
 from scalerl.rl.progress import Progress
+from scalerl.rl.prompt_room import PromptRoom
 from scalerl.rl.requests import Requests, build_sampling
 from scalerl.rl.resume import check_changes, is_complete, record_resume, write_changes
 from scalerl.rl.runlog import RunLog, create_run_dir, read_config
@@ -117,9 +118,10 @@ class Run:
         model_path = model_folder(config, self.task)
         self.tokenizer = load_tokenizer(model_path)
         self.requests = Requests(config, self.tokenizer)
-        self.evaluator = Evaluator(config, self.task, self.tokenizer, self.requests)
+        keep = PromptRoom.of_run(config, model_path, self.requests).keep
+        self.evaluator = Evaluator(config, self.task, self.tokenizer, self.requests, keep)
         self.schedule = build_schedule(config.recipe, config.steps)
-        self.sampler = build_sampler(self.task, config)
+        self.sampler = build_sampler(self.task, config, keep)
         # The generator starts before anything that runs threads: it may fork.
         self.generator: Generator = build_generator(config, model_path, build_sampling(config, self.tokenizer))
         world = join_world(config.trainer.device)
@@ -264,7 +266,7 @@ class Run:
         else:
             ledger.skipped_steps += 1
         ledger.samples += sum(len(group.completions) for group in groups)
-        ledger.generated_tokens = self._work.decode_tokens
+        ledger.generated_tokens = self._work.generated_tokens
         ledger.flops = self.trainer.flops + self._flops(self._work)
         wall = self._clock.lap(ledger)
         row = {

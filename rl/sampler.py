@@ -10,6 +10,7 @@ import numpy as np
 
 from scalerl.rl.config import RunConfig
 from scalerl.rl.errors import RunEnded, UserError
+from scalerl.rl.prompt_room import Keep, keep_all
 from scalerl.rl.tasks import MixedTask, Task, fingerprint
 from scalerl.rl.types import Prompt
 
@@ -155,13 +156,13 @@ class MixtureSampler:
         self._owner, self._left, self._next_group = dict(state["owner"]), list(state["left"]), state["next_group"]
 
 
-def build_sampler(task: Task, config: RunConfig) -> PromptSampler | MixtureSampler:
-    """The prompts of a run's training, as its seed and recipe say."""
+def build_sampler(task: Task, config: RunConfig, keep: Keep = keep_all) -> PromptSampler | MixtureSampler:
+    """The prompts of a run's training, as its seed and recipe say, of those that are kept."""
     recipe = config.recipe
 
-    def sampler(prompts: Sequence[Prompt]) -> PromptSampler:
+    def sampler(name: str, prompts: Sequence[Prompt]) -> PromptSampler:
         return PromptSampler(
-            prompts,
+            keep(name, prompts),
             seed=config.seed,
             resample_positive=recipe.resample_positive,
             threshold=recipe.positive_threshold,
@@ -169,6 +170,6 @@ def build_sampler(task: Task, config: RunConfig) -> PromptSampler | MixtureSampl
         )
 
     if not isinstance(task, MixedTask):
-        return sampler(task.train_prompts())
-    samplers = {name: sampler(part.train_prompts()) for name, part in task.parts.items()}
+        return sampler("training", task.train_prompts())
+    samplers = {name: sampler(f"training ({name})", part.train_prompts()) for name, part in task.parts.items()}
     return MixtureSampler(samplers, task.weights, seed=config.seed)

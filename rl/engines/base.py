@@ -27,14 +27,15 @@ class ContextLimit(NamedTuple):
     reason: str
 
     @classmethod
-    def of(cls, config: Any) -> ContextLimit:
+    def of(cls, config: Any, *, windows: bool = True) -> ContextLimit:
         """From a model configuration: its positions, if bounded, or its attention window where that is shorter. The
-        engine attends to every earlier token, so longer contexts are refused rather than attended to differently."""
+        embedded engine attends to every earlier token, so longer contexts are refused rather than attended to
+        differently; windows: False for an engine that has them."""
         positions = getattr(config, "max_position_embeddings", None)
         limits = [cls(sys.maxsize, "") if positions is None else cls(positions, "max_position_embeddings")]
         types = getattr(config, "layer_types", None)
         for key, kind in (("sliding_window", "sliding_attention"), ("attention_chunk_size", "chunked_attention")):
-            window = getattr(config, key, None)
+            window = getattr(config, key, None) if windows else None
             if window is not None and (types is None or kind in types):
                 limits.append(cls(window, key))
         return min(limits)

@@ -20,9 +20,11 @@ from scalerl.rl.types import CompletedGroup, Completion, Request, Sampling
 @dataclass
 class Work:
     """What the engine has executed since it was made. A token's context is the number of tokens that it attended to,
-    itself included; the sums are what FLOP counts need. Padding is not counted."""
+    itself included; the sums are what FLOP counts need. Padding is not counted. generated_tokens: of completions,
+    injected ones included; a completion's first comes from its prompt's prefill, and its last is never decoded."""
 
     ticks: int = 0
+    generated_tokens: int = 0
     prefill_tokens: int = 0
     prefill_context: int = 0
     decode_tokens: int = 0
@@ -133,6 +135,7 @@ class TorchEngine:
             versions.append(np.full(len(source), prompts.version))
         if not logits:
             return []
+        self.work.generated_tokens += self._rows.n
         stopped, truncated = self._rows.advance(self._sample(torch.cat(logits), np.concatenate(versions)))
         return self._retire(stopped, stopped | truncated)
 

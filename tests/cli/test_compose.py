@@ -86,6 +86,7 @@ def test_a_hugging_face_model_needs_its_path():
         ("task.seed=-1", r"task\.seed=-1: "),
         ("steps=${oc.env:NO_SUCH_VARIABLE}", r"NO_SUCH_VARIABLE"),
         ("model.architecture.hidden_size=12", r"hidden_size=12 over heads=4 must be even"),
+        ("+recipe.kl_params.beta_by_task.maths=0.1", r"beta_by_task: no task 'maths'; this run knows addition, "),
         ("eval.extra=[longer,longer]", r"eval\.extra.*each set once"),
     ],
 )

@@ -93,6 +93,7 @@ REFUSED: dict[frozenset[tuple[str, str]], str] = {
     frozenset({("kl", "k1_as_loss")}): "expected on-policy gradient is zero",
     frozenset({("sampling_mask", "off, top_p<1")}): "different distributions",
     frozenset({("generation_budget", "8"), ("length_control", "interrupt")}): "do not fit into generation_budget=8",
+    frozenset({("generation_budget", "8"), ("length_control", "penalty")}): "takes nothing off before 20 tokens",
     **{frozenset({("mismatch_correction", name), ("ratio", "generator")}): "corrects twice" for name in CORRECTIONS},
     **{
         frozenset({("sampling_mask", "aux_token"), other}): "on-policy REINFORCE"
@@ -281,6 +282,10 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         "clip_cov.cov_low=6.0 is above clip_cov.cov_high=5.0",
     ),
     "_refuse_tight_interrupt": ({"interrupt": {"budget_low": 13000}}, "budget_low=13000 is above"),
+    "_refuse_idle_penalty": (
+        {"length_control": "penalty", "generation_budget": 40, "penalty": {"max_length": 50, "cache_length": 10}},
+        "takes nothing off before 40 tokens",
+    ),
 }
 
 

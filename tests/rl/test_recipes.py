@@ -66,7 +66,7 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
         "resample_positive": True,
         "offpolicy_sequence_mask": 0.1,
         "kl": "k3_as_loss",
-        "kl_params.beta_by_task": {"addition": 1e-4, "countdown": 1e-4},
+        "kl_params.beta_by_task": dict.fromkeys(("addition", "countdown", "math", "sums"), 1e-4),
         "kl_params.importance_weighted": True,
         "sampling_mask": "keep",
         "sampling.top_p": 0.95,

@@ -41,8 +41,10 @@ class Book:
 
     def take_in(self, flight: Flight, answer: Answer, version: int) -> None:
         """What a server answered: the flight has landed, or waits for another request."""
-        self._count(len(flight.input_ids()), answer)
+        before = len(flight.input_ids())
+        self._count(before, answer)
         flight.add(answer, version)
+        self.work.generated_tokens += len(flight.input_ids()) - before
         if not flight.done:
             self.put_back(flight)
             return

@@ -169,6 +169,7 @@ def test_a_group_shares_one_prefill_and_work_is_counted_exactly(make_model, make
     assert engine.work.prefill_context == sum(sum(range(1, p + 1)) for p in prompts)
     lengths = [(p, len(c.tokens)) for r, p in zip(requests, prompts, strict=True) for c in groups[r.group]]
     assert engine.work.decode_tokens == sum(t - 1 for _, t in lengths)
+    assert engine.work.generated_tokens == sum(t for _, t in lengths)
     assert engine.work.decode_context == sum(sum(range(p + 1, p + t)) for p, t in lengths)
 
 

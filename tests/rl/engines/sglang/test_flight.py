@@ -146,6 +146,18 @@ def test_a_book_gives_out_the_oldest_group_and_completes_each_once():
     work = book.work
     assert (work.prefill_tokens, work.prefill_context) == (1 + 2 * 2, 1 + 2 * 5)
     assert (work.decode_tokens, work.decode_context) == (2 + 2 * 2, 5 + 2 * 9)
+    assert work.generated_tokens == 3 * 3
+
+
+def test_a_book_counts_an_injected_phrase_among_the_generated_tokens():
+    book = Book(THINKING)
+    book.submit([Request(0, (1, 2), 1, 0, thinking_budgets=(4,))])
+    for said in (answer(1, 2, 3, 4), answer(6, STOP, reason="stop")):
+        next_flight = book.next()
+        assert next_flight is not None
+        book.take_in(next_flight, said, 0)
+    ((completion,),) = [group.completions for group in book.take()]
+    assert book.work.generated_tokens == len(completion.tokens) == 4 + 2 + 2
 
 
 def test_a_group_number_is_unfinished_once():
