@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -114,7 +113,7 @@ def load_last_checkpoint(run_dir: Path) -> Checkpoint | None:
     try:
         # The file holds NumPy arrays and our own records beside tensors; it is as trusted as the run folder itself.
         state = torch.load(found[-1] / "state.pt", weights_only=False, map_location="cpu")
-    except (OSError, RuntimeError, EOFError, AttributeError, ImportError, pickle.UnpicklingError) as error:
+    except Exception as error:  # of damaged bytes a pickle may make anything
         raise UserError(
             f"{found[-1]} can't be read ({_reason(error)}); remove it to go on from the one before"
         ) from None

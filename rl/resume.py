@@ -21,6 +21,7 @@ FIXED = (
     *(f"recipe.{name}" for name in ("off_policy", "k", "prompts_per_batch", "group_size", "generation_budget")),
     *(f"recipe.{name}" for name in ("length_control", "interrupt", "sampling", "sampling_mask", "router_replay", "kl")),
 )
+_CLOCKS = ("device_hours", "eval_device_hours", "checkpoint_device_hours")
 Changes = dict[str, tuple[Any, Any]]
 
 
@@ -69,9 +70,9 @@ def record_resume(path: Path, step: int, hours: float, changes: Changes) -> floa
     hours: on the checkpoint's clock. What was logged beyond them (training, evaluation and checkpoints) is lost; the
     part of a step that a kill left unlogged is known to nobody. To be called before the log is cut."""
     file = path / "resumes.jsonl"
-    logged = [row for name in ("metrics.jsonl", "eval.jsonl") for row in read_rows(path / name)]
-    reached = max([hours, *map(_hours, logged)])
-    before = read_rows(file)
+    logged = [row for name in ("metrics.jsonl", "eval.jsonl") for row in read_rows(path / name, _CLOCKS)]
+    reached = max([hours, *(sum(row[clock] for clock in _CLOCKS) for row in logged)])
+    before = read_rows(file, ("step", "from_hours", "to_hours", "lost_device_hours"))
     row = {"step": step, "from_hours": hours, "to_hours": reached, "lost_device_hours": reached - hours}
     # A kill between this note and the cut of the log must not count the same loss twice.
     if not before or changes or any(before[-1][key] != row[key] for key in row):
@@ -79,7 +80,3 @@ def record_resume(path: Path, step: int, hours: float, changes: Changes) -> floa
         before.append(row)
         write_rows(file, before)
     return sum(resume["lost_device_hours"] for resume in before)
-
-
-def _hours(row: Mapping[str, Any]) -> float:
-    return row["device_hours"] + row["eval_device_hours"] + row["checkpoint_device_hours"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 from pydantic import ValidationError
 
 from scalerl.rl.config import RunConfig
@@ -70,17 +71,22 @@ def read_sources(path: Path) -> dict[str, str]:
     return json.loads((path / "config.json").read_text()).get("sources", {})
 
 
-def read_rows(file: Path) -> list[dict[str, Any]]:
+def read_rows(file: Path, needed: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The whole lines of a log, none where it isn't there yet; a kill may have left half a line at its end. Raises
-    UserError for a broken one before it."""
-    rows = []
+    UserError for a broken one before it, and for one that lacks a `needed` number."""
+    rows: list[dict[str, Any]] = []
     lines = file.read_text(errors="replace").splitlines() if file.exists() else []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except json.JSONDecodeError as error:
             if number < len(lines):
                 raise UserError(f"{file}: line {number} is not valid JSON ({error}); mend it or take it out") from None
+            break
+        for name in needed:
+            if not isinstance(row, dict) or not isinstance(row.get(name), int | float):
+                raise UserError(f"{file}: line {number} has no number '{name}'; mend it or take it out")
+        rows.append(row)
     return rows
 
 
@@ -148,7 +154,7 @@ class RunLog:
         self.path = path
         self._wandb = _start_wandb(path, config) if config.log.wandb != "off" else None
         prompts = path / "eval_prompts.parquet"
-        self._prompts = [pd.read_parquet(prompts)] if prompts.exists() else []
+        self._prompts = [_read_prompts(prompts)] if prompts.exists() else []
 
     def training_step(self, row: Mapping[str, Any]) -> None:
         append_row(self.path / "metrics.jsonl", row)
@@ -166,7 +172,7 @@ class RunLog:
         and none appears twice."""
         for name, last in (("metrics.jsonl", step), ("eval.jsonl", evaluated)):
             file = self.path / name
-            write_rows(file, [row for row in read_rows(file) if row["step"] <= last])
+            write_rows(file, [row for row in read_rows(file, ("step",)) if row["step"] <= last])
         kept = [frame[frame["step"] <= evaluated] for frame in self._prompts]
         self._prompts = [frame for frame in kept if len(frame)]
         if self._prompts:
@@ -194,6 +200,16 @@ class RunLog:
         if self._wandb is not None:
             numbers = {f"{prefix}/{k}": v for k, v in row.items() if isinstance(v, (int, float))}
             self._wandb.log(numbers, step=row["step"])
+
+
+def _read_prompts(file: Path) -> pd.DataFrame:
+    try:
+        frame = pd.read_parquet(file)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{file} can't be read ({str(error).splitlines()[0]}); put it back, or remove it") from None
+    if "step" not in frame:
+        raise UserError(f"{file} is no table of evaluated prompts: it has no column 'step'; put it back, or remove it")
+    return frame
 
 
 def _start_wandb(path: Path, config: RunConfig) -> Any:

@@ -92,19 +92,20 @@ def read_tests(answer: str) -> Tests:
     the solution that it judges."""
     try:
         tests = json.loads(answer)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         raise ValueError("tests are no JSON") from None
     if isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests):
         return Tests((), tuple(_assertion(test) for test in tests))
-    if isinstance(tests, list) and all(isinstance(test, dict) for test in tests):
+    if isinstance(tests, list) and all(isinstance(test, dict) for test in tests):  # an empty one is refused below
         tests = {
             "inputs": [test.get("input") for test in tests],
             "outputs": [test.get("output") for test in tests],
             "fn_name": next((test["fn_name"] for test in tests if test.get("fn_name")), None),
         }
-    if not isinstance(tests, dict) or not tests.get("inputs") or len(tests["inputs"]) != len(tests.get("outputs", ())):
-        raise ValueError("tests need as many outputs as inputs, and one at least")
-    pairs = list(zip(tests["inputs"], tests["outputs"], strict=True))
+    inputs, outputs = (tests.get(key) if isinstance(tests, dict) else None for key in ("inputs", "outputs"))
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs or len(inputs) != len(outputs):
+        raise ValueError("tests need a list of inputs and one of as many outputs, and one at least")
+    pairs = list(zip(inputs, outputs, strict=True))
     if name := tests.get("fn_name"):
         if not str(name).isidentifier() or not all(isinstance(given, list) for given, _ in pairs):
             raise ValueError("tests of a function need its name and lists of arguments")
@@ -124,7 +125,7 @@ def _assertion(text: str) -> tuple[str, Any]:
             (operator,), (right,) = test.ops, test.comparators
             if isinstance(operator, ast.Eq):
                 return ast.unparse(test.left), ast.literal_eval(right)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):  # what `literal_eval` may raise
         pass
     raise ValueError(f"{text!r} is not of the form `assert EXPRESSION == LITERAL`")
 

@@ -125,6 +125,7 @@ def _texts(path: Path, lines: Sequence[int], column: str, values: Sequence[Any])
     for line, value in zip(lines, values, strict=True):
         if not isinstance(value, str) or not value.strip():
             raise _malformed(path, line, column, value)
+        _check_text(path, line, column, value)
     return list(values)
 
 
@@ -135,6 +136,7 @@ def _answer(path: Path, line: int, value: Any, layout: _Layout) -> str:
         return str(value)
     if not isinstance(value, str) or not value.strip():
         raise _malformed(path, line, layout.answer, value)
+    _check_text(path, line, layout.answer, value)
     text = layout.extract(value)
     if not text:
         raise UserError(f"{place(path, line)}: '{layout.answer}' has {layout.lacks}; mend or remove the row")
@@ -147,6 +149,17 @@ def _check(path: Path, lines: Sequence[int], answers: Sequence[str], check_answe
             check_answer(answer)
         except ValueError as error:
             raise UserError(f"{place(path, line)}: {error}; mend or remove the row") from None
+
+
+def _check_text(path: Path, line: int, column: str, text: str) -> None:
+    """JSON can spell halves of a character, which no encoding has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        broken = ascii(text[error.start])[1:-1]
+        raise UserError(
+            f"{place(path, line)}: '{column}' has {broken}, half of a character; mend or remove the row"
+        ) from None
 
 
 def _malformed(path: Path, line: int, column: str, value: Any) -> UserError:

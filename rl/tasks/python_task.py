@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import module_from_spec, spec_from_file_location
@@ -26,7 +27,13 @@ class PythonTask(DatasetTask):
         for function in ("prompts", "verify"):
             if not callable(getattr(module, function, None)):
                 raise UserError(f"task.module={config.module} has no function {function}; it needs prompts and verify")
-        rows = list(module.prompts())
+        try:
+            rows = list(module.prompts())
+        except Exception as error:
+            raise _raised(config.module, "prompts()", error) from error
+        for number, row in enumerate(rows, 1):
+            if not isinstance(row, dict):
+                raise UserError(f"task.module={config.module}: row {number} of prompts() is {row!r:.60}, no dict")
         make = put(config.asking, name)
         self._data = dataset_of(Path(config.module), rows, make, n_held_out=config.n_held_out, seed=config.seed)
         self._pool = TimedPool(call_verify, workers=config.workers, seconds=config.time_limit)
@@ -53,5 +60,17 @@ def _load(path: str) -> ModuleType:
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise UserError(f"task.module={path} is no Python file")
     module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _raised(path, "it", error) from error
     return module
+
+
+def _raised(path: str, what: str, error: Exception) -> UserError:
+    """In one line, with the last place in the user's own file."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == Path(path).resolve()]
+    line = error.lineno if isinstance(error, SyntaxError) else own[-1].lineno if own else None
+    where = f" (line {line})" if line else ""
+    first = str(error).splitlines()[:1]
+    return UserError(f"task.module={path}: {what} raised {': '.join([type(error).__name__, *first])}{where}")

@@ -118,8 +118,9 @@ def test_groups_and_unknown_keys_are_refused(run):
         wanted(run, "trainer.lrr=1")
 
 
-def test_a_checkpoint_that_cannot_be_read_is_one_clear_line(run):
-    (run / "checkpoints" / "step_5" / "state.pt").write_bytes(b"rubbish")
+@pytest.mark.parametrize("content", [b"", b"rubbish", b"\x80\x02K\x01.", b"cposix\nnone_such\n.", b"\x80\x02]K\x01R."])
+def test_a_checkpoint_that_cannot_be_read_is_one_clear_line(run, content):
+    (run / "checkpoints" / "step_5" / "state.pt").write_bytes(content)
     with pytest.raises(UserError, match=r"step_5 can't be read .*remove it"):
         resume_run(run)
 

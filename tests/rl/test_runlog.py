@@ -69,6 +69,21 @@ def test_a_broken_line_in_the_middle_is_told_and_nothing_after_it_is_lost(tmp_pa
         read_rows(file)
 
 
+@pytest.mark.parametrize("line", ["5", "{}", '{"step": "three"}'])
+def test_a_line_without_its_number_is_told(tmp_path, line):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(f'{{"step": 1}}\n{line}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 2 has no number 'step'"):
+        read_rows(file, ("step",))
+
+
+def test_damaged_prompts_of_evaluations_are_told(tmp_path):
+    path = create_run_dir(a_config(tmp_path / "run"), {})
+    (path / "eval_prompts.parquet").write_bytes(b"rubbish")
+    with pytest.raises(UserError, match=r"eval_prompts\.parquet can't be read .*put it back, or remove it"):
+        RunLog(path, a_config(tmp_path / "run"))
+
+
 @pytest.mark.parametrize("content", [b"[1, 2]", b"\xff\xfe{", b"{"])
 def test_a_damaged_configuration_is_one_line(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)

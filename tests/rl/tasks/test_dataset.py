@@ -118,6 +118,12 @@ def test_answers_that_the_layout_lacks_are_named(tmp_path):
         ("a.jsonl", b"", r"a\.jsonl has no rows"),
         ("a.csv", b"problem,answer\n", r"rows are read from \.parquet and \.jsonl files"),
         ("a.jsonl", b'{"problem": "\xff"}\n', r"a\.jsonl, line 1 is not UTF-8 text"),
+        (
+            "a.jsonl",
+            rb'{"problem": "a \ud83d b", "answer": "1"}',
+            r"line 1: 'problem' has \\ud83d, half of a character",
+        ),
+        ("a.jsonl", rb'{"problem": "a", "answer": "\ud83d"}', r"line 1: 'answer' has \\ud83d, half of a character"),
         ("a.jsonl", b'{"content": "p"}\n', r"no prompt column that is known .* set task\.data\.prompt_column"),
     ],
 )

@@ -67,6 +67,10 @@ def test_prompts_and_verdicts_are_the_modules(tmp_path):
             "def prompts(): return [{'prompt': 'p'}]\ndef verify(completion, answer): return True",
             "has no column 'answer'",
         ),
+        ("import nothing_of_the_kind", r"it raised ModuleNotFoundError: No module named 'nothing_.*\(line 1\)"),
+        ("def prompts(:", r"it raised SyntaxError: .*\(line 1\)"),
+        ("\ndef prompts(): return [1 / 0]\nverify = prompts", r"prompts\(\) raised ZeroDivisionError: .*\(line 2\)"),
+        ("def prompts(): return ['p']\nverify = prompts", r"row 1 of prompts\(\) is 'p', no dict"),
     ],
 )
 def test_a_module_that_lacks_something(tmp_path, text, message):
