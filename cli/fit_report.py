@@ -54,8 +54,12 @@ class Row:
         if backtest:
             from scalerl.fitting.backtest import backtest as test
             from scalerl.fitting.curves import points
+            from scalerl.fitting.errors import InputError
 
-            tested = test(*points(curve.run, settings), **settings.arguments())
+            try:
+                tested = test(*points(curve.run, settings), **settings.arguments())
+            except InputError as error:  # the other runs may have what this one lacks
+                notes([f"run '{curve.run.name}': {error}"])
         return cls(curve, predictions, held_out, tested)
 
 

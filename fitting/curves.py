@@ -92,9 +92,14 @@ def points(run: Run, settings: Settings) -> tuple[Floats, Floats]:
 
 
 def fit_run(run: Run, settings: Settings) -> Curve:
-    """One run's fit, and for the sigmoid A under a start 0.02 lower and higher: nothing else moves A as much."""
+    """One run's fit, and for the sigmoid A under a start 0.02 lower and higher: nothing else moves A as much.
+
+    Raises InputError, with the run's name, where the settings ask for what the run hasn't."""
     x, y = points(run, settings)
-    result = fit(x, y, **settings.arguments())
+    try:
+        result = fit(x, y, **settings.arguments())
+    except InputError as error:
+        raise InputError(f"run '{run.name}': {error}") from None
     shifted = None
     if settings.form == "sigmoid" and result.R0 is not None:
         shifted = (_ceiling(x, y, settings, result.R0 - R0_SHIFT), _ceiling(x, y, settings, result.R0 + R0_SHIFT))

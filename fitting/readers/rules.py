@@ -159,6 +159,7 @@ class _Assembly:
                 raise InputError(
                     f"{part.table.where(row)}: {self.y_name} is written with a percent sign; give --scale percent"
                 )
+        signed = all(part.table.column(part.chosen.y).all_percent for part in self.parts)
         if not len(y):
             return y
         if (y < 0).any():
@@ -167,14 +168,17 @@ class _Assembly:
         above = y > 1
         first = f"the first at {self.where(rows, int(np.argmax(above)))} ({y[int(np.argmax(above))]:g})"
         count = f"{int(above.sum())} of {len(y)} values of {self.y_name} exceed 1, {first}"
-        if above.any() and (above | (y == 0)).sum() < len(y):
-            raise InputError(f"run '{self.name}': {count}: a mixture of fractions and percent; mend the column")
+        if above.any() and (above | (y == 0)).sum() < len(y) and not signed:
+            raise InputError(
+                f"run '{self.name}': {count}: a mixture of fractions and percent; mend the column "
+                "(where all are percent: by a sign behind each, 0.4%)"
+            )
         if above.any() and not percent:
             raise InputError(f"run '{self.name}': {count}: give --scale percent if they are percent")
-        if percent and not above.any():
+        if percent and not above.any() and not signed:
             raise InputError(
                 f"run '{self.name}': none of {len(y)} values of {self.y_name} exceeds 1; they look like fractions "
-                "already: leave out --scale percent"
+                "already: leave out --scale percent, or write a sign behind each (0.4%)"
             )
         if percent and (y > 100).any():
             i = int(np.argmax(y > 100))

@@ -31,6 +31,7 @@ class Column:
         self.cells = array("d")
         self.odd: dict[int, str] = {}
         self.percent_row: int | None = None  # first row written with a percent sign
+        self.all_percent = True  # every number so far is written so
 
     def put(self, row: int, value: Any) -> None:
         number, text = _parse(value)
@@ -38,13 +39,16 @@ class Column:
             return
         if text is not None and len(self.odd) < MAX_LISTED and number == ODD:
             self.odd[row] = text
-        if text == "%" and self.percent_row is None:
+        if text != "%":
+            self.all_percent = False
+        elif self.percent_row is None:
             self.percent_row = row
         _pad(self.cells, row, BLANK)
         self.cells.append(number)
 
     def extend(self, start: int, values: Floats, blank: NDArray[np.bool_]) -> None:
         """Append a block of floats whose NaN and infinities are values; `blank` marks the empty cells."""
+        self.all_percent = False
         odd = ~np.isfinite(values) & ~blank
         for i in np.flatnonzero(odd)[: max(0, MAX_LISTED - len(self.odd))].tolist():
             self.odd[start + i] = str(values[i])

@@ -102,14 +102,15 @@ def read_tests(answer: str) -> Tests:
             "outputs": [test.get("output") for test in tests],
             "fn_name": next((test["fn_name"] for test in tests if test.get("fn_name")), None),
         }
-    inputs, outputs = (tests.get(key) if isinstance(tests, dict) else None for key in ("inputs", "outputs"))
+    given: dict[str, Any] = tests if isinstance(tests, dict) else {}
+    inputs, outputs = given.get("inputs"), given.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs or len(inputs) != len(outputs):
         raise ValueError("tests need a list of inputs and one of as many outputs, and one at least")
     pairs = list(zip(inputs, outputs, strict=True))
-    if name := tests.get("fn_name"):
-        if not str(name).isidentifier() or not all(isinstance(given, list) for given, _ in pairs):
+    if name := given.get("fn_name"):
+        if not str(name).isidentifier() or not all(isinstance(arguments, list) for arguments, _ in pairs):
             raise ValueError("tests of a function need its name and lists of arguments")
-        return Tests((), tuple((f"{name}({', '.join(map(repr, given))})", value) for given, value in pairs))
+        return Tests((), tuple((f"{name}({', '.join(map(repr, arguments))})", value) for arguments, value in pairs))
     if not all(isinstance(part, str) for pair in pairs for part in pair):
         raise ValueError("tests by standard input and output need text")
     return Tests(tuple(pairs), ())

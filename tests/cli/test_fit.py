@@ -221,6 +221,20 @@ def test_backtest_and_held_out_points(good, tmp_path):
     assert "14 held-out points, MAE" in table and "backtest: fitted up to 1950" in table
 
 
+def test_a_run_too_short_for_a_backtest_leaves_the_others_theirs(good, tmp_path):
+    short = table(tmp_path / "short.csv", [0], [0.4])
+    result = run(good, short, "--backtest", "--json", "-")
+    assert result.exit_code == 0 and "note: run 'short': a backtest needs points beyond" in result.stderr
+    assert [record["backtest"] is None for record in strict_json(result.stdout)["runs"]] == [False, True]
+
+
+def test_settings_that_a_run_can_not_meet_are_told_with_its_name(good, tmp_path):
+    compute = np.linspace(500, 6000, 20)
+    without = table(tmp_path / "without.csv", compute, curve(compute))
+    result = run(good, without, "--r0", "base")
+    assert result.exit_code == 2 and "run 'without': r0=base needs a base evaluation" in result.stderr
+
+
 @pytest.mark.parametrize("form", ["power", "exponential"])
 def test_other_forms(good, form):
     result = run(good, "--form", form, "--extrapolate", "2x", "--json", "-")

@@ -194,6 +194,11 @@ def test_percent_signs(write):
     with pytest.raises(InputError, match=r"line 2: acc is written with a percent sign; give --scale percent"):
         read_runs(path)
     assert one(path, scale="percent").pass_rate.tolist() == [0.405, 0.45]
+    low = write("low.csv", "gpu_hours,acc\n1,0.25%\n2,0.5%\n3,2%\n")
+    assert one(low, scale="percent").pass_rate.tolist() == [0.0025, 0.005, 0.02]
+    assert one(write("none.csv", "gpu_hours,acc\n1,0.5%\n"), scale="percent").pass_rate.tolist() == [0.005]
+    with pytest.raises(InputError, match="mixture of fractions and percent"):
+        read_runs(write("mixed.csv", "gpu_hours,acc\n1,0.25\n2,0.5%\n3,2%\n"), scale="percent")
 
 
 @pytest.mark.parametrize("scale", [None, "fraction", "percent"])
