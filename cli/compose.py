@@ -161,7 +161,7 @@ def _validation_line(error: Any, plain: dict[str, Any]) -> str:
     if first["type"] == "value_error":
         return f"{key}: {message}" if key else message
     if first["type"] == "extra_forbidden":
-        return f"no key '{key}'{_nearest(key, _leaves(plain))}"
+        return f"no key '{key}'{_nearest(key, _leaves(plain).keys() - {key})}"
     if first["type"] == "missing":
         return f"{key} is missing; set it with {key}=VALUE"
     return f"{key}={first['input']}: {message[0].lower()}{message[1:]}"

@@ -33,7 +33,10 @@ Overrides = Annotated[
 ]
 Study = Annotated[Optional[str], typer.Option(help="Folder of the study; it must not exist yet.")]  # noqa: UP045
 Axes = Annotated[Optional[str], typer.Option(help="Only these axes, with commas: `loss,zero_variance`.")]  # noqa: UP045
-Seeds = Annotated[str, typer.Option(help="How many seeds each arm gets, or their numbers with commas.")]
+Seeds = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="How many seeds each arm gets (default: 1; for `seeds` 3), or their numbers with commas."),
+]
 LauncherName = Annotated[str, typer.Option("--launcher", help="`local`, or `slurm` through submitit.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time; `local` pins each to its share of cores and GPUs.")]
 Gpus = Annotated[Optional[str], typer.Option(help="GPU indices that local runs share, with commas.")]  # noqa: UP045
@@ -68,7 +71,7 @@ def loo(
     overrides: Overrides = None,
     study: Study = None,
     axes: Axes = None,
-    seeds: Seeds = "1",
+    seeds: Seeds = None,
     launcher: LauncherName = "local",
     jobs: Jobs = 1,
     gpus: Gpus = None,
@@ -89,7 +92,7 @@ def forward(
     overrides: Overrides = None,
     study: Study = None,
     axes: Axes = None,
-    seeds: Seeds = "1",
+    seeds: Seeds = None,
     launcher: LauncherName = "local",
     jobs: Jobs = 1,
     gpus: Gpus = None,
@@ -110,7 +113,7 @@ def recipes(
     overrides: Overrides = None,
     names: Annotated[Optional[str], typer.Option(help="Recipes to compare, with commas.")] = None,  # noqa: UP045
     study: Study = None,
-    seeds: Seeds = "1",
+    seeds: Seeds = None,
     launcher: LauncherName = "local",
     jobs: Jobs = 1,
     gpus: Gpus = None,
@@ -125,14 +128,15 @@ def recipes(
         from scalerl.sweeps.axes import RECIPES
 
         where = _Where(launcher, jobs, gpus, slurm, early_stop)
-        _sweep("recipes", overrides, study, seeds, where, x, plan_only, resume, recipes=_commas(names) or RECIPES)
+        chosen = _commas(names) or (RECIPES if resume is None else None)
+        _sweep("recipes", overrides, study, seeds, where, x, plan_only, resume, recipes=chosen)
 
 
 @app.command()
 def seeds(
     overrides: Overrides = None,
     study: Study = None,
-    seeds: Seeds = "3",
+    seeds: Seeds = None,
     launcher: LauncherName = "local",
     jobs: Jobs = 1,
     gpus: Gpus = None,
@@ -158,7 +162,7 @@ def axis(
         bool, typer.Option(help="Of group size or prompts a batch, move the other so that their product stays.")
     ] = False,
     study: Study = None,
-    seeds: Seeds = "1",
+    seeds: Seeds = None,
     launcher: LauncherName = "local",
     jobs: Jobs = 1,
     gpus: Gpus = None,
@@ -225,7 +229,7 @@ def _sweep(
     kind: str,
     overrides: list[str] | None,
     study: str | None,
-    seeds: str,
+    seeds: str | None,
     where: _Where,
     x: str | None,
     plan_only: bool,
@@ -243,9 +247,10 @@ def _sweep(
         folder, plan = Path(resume), read_plan(Path(resume))
         if plan.kind != kind:
             raise UserError(f"study {folder} is of kind {plan.kind}: scalerl sweep {plan.kind} --resume {folder}")
-        if overrides or study or x or choices.get("axes") or choices.get("swept"):
+        if overrides or study or x or seeds or any(choices.values()):
             raise UserError(
-                "--resume goes on under the study's own plan: it takes no overrides, --study, --axes, --x or swept key"
+                "--resume goes on under the study's own plan: it takes no overrides, no --study, --seeds or --x, and "
+                "nothing that says what is swept"
             )
     else:
         if own := [text for text in overrides or () if text.lstrip("+").startswith(("seed=", "run_dir="))]:
@@ -257,7 +262,7 @@ def _sweep(
             _grouped(overrides or [], folder.name),
             lambda texts: compose(texts, run_dir="unused").config,
             x=x or where.default_x(),
-            seeds=_seeds(seeds),
+            seeds=_seeds(seeds or ("3" if kind == "seeds" else "1")),
             command=shlex.join(["scalerl", *sys.argv[1:]]),
             **choices,
         )

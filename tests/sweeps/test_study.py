@@ -316,3 +316,10 @@ def test_a_study_of_another_kind_is_not_resumed(cache: Path, tmp_path: Path):
     assert read_plan(tmp_path / "study").kind == "seeds"
     run = CliRunner().invoke(app, ["sweep", "loo", "--resume", str(tmp_path / "study")])
     assert run.exit_code == 2 and "scalerl sweep seeds --resume" in run.stderr
+
+
+@pytest.mark.parametrize("option", [["--seeds", "3"], ["--x", "flops"], ["steps=3"], ["--study", "other"]])
+def test_a_resume_takes_nothing_that_its_plan_says(cache: Path, tmp_path: Path, option: list[str]):
+    write_plan(tmp_path / "study", small_plan(cache, "seeds"))
+    run = CliRunner().invoke(app, ["sweep", "seeds", "--resume", str(tmp_path / "study"), *option])
+    assert run.exit_code == 2 and "--resume goes on under the study's own plan" in run.stderr
