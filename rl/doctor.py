@@ -23,8 +23,7 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 from torch.cuda import nccl
 
-from scalerl.rl.config import BuiltinModel, RunConfig, SGLangEngineConfig
-from scalerl.rl.engines.decoder import ContextLimit
+from scalerl.rl.config import BuiltinModel, HFModel, RunConfig, SGLangEngineConfig
 from scalerl.rl.engines.sglang.client import Client, Features, ServerFault, ServerRefusal
 from scalerl.rl.engines.sglang.needs import TESTED
 from scalerl.rl.engines.sglang.server import is_free
@@ -33,7 +32,8 @@ from scalerl.rl.evaluation import build_eval_sets
 from scalerl.rl.models.builtin import build_model
 from scalerl.rl.models.load import find_model, text_config
 from scalerl.rl.models.tokenizer import character_tokenizer, load_tokenizer
-from scalerl.rl.requests import build_sampling
+from scalerl.rl.prompt_room import PromptRoom, keep_all
+from scalerl.rl.requests import Requests, build_sampling
 from scalerl.rl.tasks import build_task
 
 Status = Literal["ok", "warn", "fail"]
@@ -231,10 +231,10 @@ def _model(config: RunConfig) -> tuple[Status, str]:
     if isinstance(config.model, BuiltinModel):
         return "ok", f"built in, {size:.2g} parameters, kept in {config.model.cache_dir}"
     path = find_model(config.model.path)
-    build_sampling(config, load_tokenizer(path))
-    settings = text_config(path)
-    ContextLimit.of(settings).check(0, config.recipe.generation_budget)
-    return "ok", f"{settings.model_type}, {size:.2g} parameters, {config.model.dtype}"
+    tokenizer = load_tokenizer(path)
+    build_sampling(config, tokenizer)
+    PromptRoom.of_run(config, path, Requests(config, tokenizer))  # refuses a budget beyond the context
+    return "ok", f"{text_config(path).model_type}, {size:.2g} parameters, {config.model.dtype}"
 
 
 def n_parameters(config: RunConfig) -> int:
@@ -250,10 +250,13 @@ def n_parameters(config: RunConfig) -> int:
 
 
 def _task(config: RunConfig) -> tuple[Status, str]:
-    task = build_task(config.task)
-    train, held_out = len(task.train_prompts()), len(task.held_out_prompts())
+    task, keep = build_task(config.task), keep_all
+    if isinstance(config.model, HFModel):
+        path = find_model(config.model.path)
+        keep = PromptRoom.of_run(config, path, Requests(config, load_tokenizer(path))).keep
+    train, held_out = len(keep("training", task.train_prompts())), len(task.held_out_prompts())
     words = f"{task.name}, {train} training and {held_out} held-out prompts"
-    build_eval_sets(config, task)
+    build_eval_sets(config, task, keep)
     needed = config.recipe.prompts_per_batch
     return ("fail", f"{words}: a batch takes {needed}") if train < needed else ("ok", words)
 

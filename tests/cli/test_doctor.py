@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import subprocess
@@ -89,6 +90,21 @@ def test_a_fault_fails_with_the_way_out(tmp_path, folder, name, overrides, way_o
     found = checks(tmp_path, *(text.format(folder=folder) for text in overrides))[name]
     assert found.status == "fail"
     assert re.search(way_out, found.words), found.words
+
+
+def test_prompts_that_a_run_would_leave_out_are_not_counted(tmp_path, folder, capsys):
+    (tmp_path / "train.jsonl").write_text(
+        "".join(json.dumps({"problem": "1" * n, "answer": "7"}) + "\n" for n in range(50, 90))
+    )
+    (tmp_path / "held_out.jsonl").write_text('{"problem": "2", "answer": "7"}\n')
+    found = checks(
+        tmp_path,
+        *("model=hf", f"model.path={folder}", "task=math", "task.asking.template='{prompt}'", "task.asking.chat=false"),
+        *(f"task.data.{name}={tmp_path / name}.jsonl" for name in ("train", "held_out")),
+        *("recipe.length_control=none", "recipe.generation_budget=60", "eval.n_prompts=1"),
+    )
+    assert found["task"].words == "math, 19 training and 1 held-out prompts: a batch takes 48"
+    assert "21 of 40 training prompts left out, which have more than 68 tokens" in capsys.readouterr().err
 
 
 def test_a_run_folder_that_is_there_and_a_port_that_is_taken(tmp_path):
