@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import IO, Literal
 
 from scalerl.rl.errors import UserError
 
+_START = 60.0  # seconds that a process may take to lock itself in
 _FILE_SIZE = 16 << 20  # bytes of a file, the output's too
 _CHILD = files("scalerl.rl.tasks").joinpath("sandbox_child.py").read_text(encoding="utf-8")
 
@@ -32,8 +34,8 @@ class Ran:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Runs Python source on the standard library. seconds: of wall time, and of CPU time rounded up. memory: MiB of
-    address space.
+    """Runs Python source on the standard library. seconds: of wall time once locked in, and of CPU time rounded up.
+    memory: MiB of address space.
 
     The process reads its input and nothing else of the caller: what it should put out stays in the caller's memory."""
 
@@ -71,17 +73,15 @@ class Sandbox:
             process = self._start(folder, given, taken, said, theirs, calls=calls)
             os.close(theirs)
             try:
-                code = process.wait(self.seconds)
+                locked = _is_locked(ready)
+                code = process.wait(self.seconds) if locked else None
             except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                _end(process)
-            with os.fdopen(ready, "rb") as pipe:
-                locked = pipe.read(1) == b"1"
-            if not locked and code is not None:
-                return Ran("unlocked", _read(said).strip().rpartition("\n")[2])
-            if code is None:
                 return Ran("late", "")
+            finally:
+                os.close(ready)
+                _end(process)
+            if not locked:
+                return Ran("unlocked", _read(said).strip().rpartition("\n")[2] or f"no start within {_START:.0f} s")
             return Ran("failed", "") if code else Ran("done", _read(taken))
 
     def _start(
@@ -104,6 +104,13 @@ class Sandbox:
             pass_fds=(ready,),
             start_new_session=True,
         )
+
+
+def _is_locked(ready: int) -> bool:
+    """Waits for the child's word that its locks are in place; its time begins then, however busy the machine is."""
+    said = select.poll()
+    said.register(ready, select.POLLIN)
+    return bool(said.poll(_START * 1000)) and os.read(ready, 1) == b"1"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

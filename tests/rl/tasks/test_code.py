@@ -11,6 +11,7 @@ import pytest
 
 from scalerl.rl.config import Asking, CodeTask, Data, Reward
 from scalerl.rl.errors import UserError
+from scalerl.rl.tasks import sandbox
 from scalerl.rl.tasks.code import Code, last_block, read_tests, same_output
 from scalerl.rl.tasks.sandbox import Ran, Sandbox
 from scalerl.rl.types import Prompt, Verdict
@@ -211,6 +212,17 @@ def test_the_locks_hold_for_native_calls_too():
     if os.uname().machine != "x86_64":
         pytest.skip("numbers of x86-64")
     assert Sandbox(seconds=20, memory=512).program(source, "") == Ran("done", "True\n" * 7)
+
+
+def test_time_begins_when_the_locks_are_in_place(monkeypatch):
+    slow = f"import time\ntime.sleep(1.5)\n{sandbox._CHILD}"
+    monkeypatch.setattr(sandbox, "_CHILD", slow)
+    assert Sandbox(seconds=1, memory=512).program("print(1)", "") == Ran("done", "1\n")
+    monkeypatch.setattr(sandbox, "_CHILD", "raise OSError('no locks here')")
+    assert Sandbox(seconds=1, memory=512).program("print(1)", "") == Ran("unlocked", "OSError: no locks here")
+    monkeypatch.setattr(sandbox, "_CHILD", slow)
+    monkeypatch.setattr(sandbox, "_START", 0.5)
+    assert Sandbox(seconds=1, memory=512).program("print(1)", "") == Ran("unlocked", "no start within 0 s")
 
 
 def test_completions_without_a_program(tmp_path):
