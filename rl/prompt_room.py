@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
-from scalerl.rl.config import RunConfig
-from scalerl.rl.engines.base import ContextLimit
+from scalerl.rl.config import Engine, RunConfig
+from scalerl.rl.engines.base import NO_LIMIT, ContextLimit
 from scalerl.rl.errors import UserError
 from scalerl.rl.models.load import text_config
 from scalerl.rl.requests import Requests
@@ -50,6 +50,18 @@ class _Subset(Sequence[Prompt]):
         return hashlib.sha256(of_all + self._kept.astype(np.int64).tobytes()).hexdigest()[:16]
 
 
+def _limit(engine: Engine, model: Any) -> ContextLimit:
+    """The embedded engine's; of SGLang servers where it is the model's positions, and else none: what a server was
+    started with, and how it stretches rotary positions, it knows itself, and it refuses what doesn't fit."""
+    if engine.kind == "torch":
+        return ContextLimit.of(model)
+    rotary = getattr(model, "rope_parameters", None) or getattr(model, "rope_scaling", None)
+    started_so = any(argument.startswith("--context-length") for argument in engine.arguments)
+    if engine.urls or started_so or "'factor'" in str(rotary):
+        return NO_LIMIT
+    return ContextLimit.of(model, windows=False)
+
+
 class PromptRoom:
     """Leaves out the prompts that, with a whole completion, exceed the model's context."""
 
@@ -61,12 +73,14 @@ class PromptRoom:
 
     @classmethod
     def of_run(cls, config: RunConfig, model_path: Path, requests: Requests) -> PromptRoom:
-        limit = ContextLimit.of(text_config(model_path), windows=config.engine.kind == "torch")
+        limit = _limit(config.engine, text_config(model_path))
         return cls(limit, config.recipe.generation_budget, requests)
 
     def keep(self, name: str, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
         """Those of a set's prompts that fit, `prompts` itself where all do; how many don't is told on stderr. Raises
         UserError where none does."""
+        if self._limit == NO_LIMIT:
+            return prompts
         room = self._limit.tokens - self._completion
         kept, first = [], ""
         for i, prompt in enumerate(prompts):

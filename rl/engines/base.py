@@ -32,7 +32,7 @@ class ContextLimit(NamedTuple):
         embedded engine attends to every earlier token, so longer contexts are refused rather than attended to
         differently; windows: False for an engine that has them."""
         positions = getattr(config, "max_position_embeddings", None)
-        limits = [cls(sys.maxsize, "") if positions is None else cls(positions, "max_position_embeddings")]
+        limits = [NO_LIMIT if positions is None else cls(positions, "max_position_embeddings")]
         types = getattr(config, "layer_types", None)
         for key, kind in (("sliding_window", "sliding_attention"), ("attention_chunk_size", "chunked_attention")):
             window = getattr(config, key, None) if windows else None
@@ -47,6 +47,9 @@ class ContextLimit(NamedTuple):
                 f"a prompt of {prompt} tokens and a completion of {completion} exceed the model's {self.reason}="
                 f"{self.tokens}; lower recipe.generation_budget or take a model with a longer context"
             )
+
+
+NO_LIMIT = ContextLimit(sys.maxsize, "")
 
 
 class Decoder(Protocol):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from transformers import LlamaConfig
 
 from scalerl.cli.compose import compose
-from scalerl.rl.engines.base import ContextLimit
+from scalerl.rl.engines.base import NO_LIMIT, ContextLimit
 from scalerl.rl.errors import UserError
 from scalerl.rl.models.tokenizer import character_tokenizer
-from scalerl.rl.prompt_room import PromptRoom
+from scalerl.rl.prompt_room import PromptRoom, _limit
 from scalerl.rl.requests import Requests
 from scalerl.rl.run import start_run
 from scalerl.rl.tasks import fingerprint
@@ -55,6 +56,31 @@ def test_a_set_that_has_none_left_is_refused():
 def test_a_budget_that_no_prompt_fits_beside_is_the_models_matter():
     with pytest.raises(UserError, match="exceed the model's max_position_embeddings=4"):
         room(4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "limit"),
+    [
+        ([], 128),
+        (["engine=sglang"], 128),
+        (["engine=sglang", "engine.arguments=[--context-length,'256']"], NO_LIMIT.tokens),
+        (["engine=sglang", "engine.urls=[http://node:30000]"], NO_LIMIT.tokens),
+    ],
+)
+def test_servers_that_may_have_another_context_judge_by_themselves(llama_folder, overrides, limit):
+    config = compose(["model=hf", f"model.path={llama_folder}", "recipe.length_control=none", *overrides]).config
+    config = config.model_copy(update={"recipe": config.recipe.model_copy(update={"generation_budget": 100})})
+    made = PromptRoom.of_run(config, llama_folder, REQUESTS)
+    assert len(made.keep("training", prompts(28, 29))) == (1 if limit == 128 else 2)
+
+
+def test_stretched_positions_are_the_servers_matter():
+    config = compose(["model=hf", "model.path=m", "engine=sglang"]).config
+    model = LlamaConfig(
+        max_position_embeddings=32, rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
+    )
+    assert _limit(config.engine, model) == NO_LIMIT
+    assert _limit(config.engine, LlamaConfig(max_position_embeddings=32)).tokens == 32
 
 
 def test_the_state_of_other_kept_prompts_is_told_apart():
