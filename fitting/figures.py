@@ -63,7 +63,7 @@ def curves(
         handles = [_handle(i, _legend(curve)) for i, curve in enumerate(fits)]
         figure.legend(handles=[*handles, *_key(fits)], loc="outside lower left", ncols=1 if len(fits) < 9 else 2)
         if title:
-            axes.set_title(_plain(title), loc="left")
+            axes.set_title(plain(title), loc="left")
         return figure
 
 
@@ -80,7 +80,7 @@ def leave_one_out(
         left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
         _pass_rate_panel(left, fits, until)
         if title:
-            left.set_title(_plain(title), loc="left")
+            left.set_title(plain(title), loc="left")
         order = {curve.run.name: i for i, curve in enumerate(fits)}
         left_out = sum(linearised(right, curve, order[curve.run.name]) for curve in common)
         label_compute(right, [curve.run for curve in (common or fits)])
@@ -111,9 +111,9 @@ def truncation(runs: Sequence[Run], *, title: str | None = None) -> Figure:
         axes.axhspan(0.10, highest, color="#999999", alpha=0.15, lw=0)
         axes.set_ylim(0, highest)
         axes.set_ylabel("truncation rate")
-        figure.legend(handles=[_handle(i, _plain(run.name)) for i, run in enumerate(runs)], loc="outside lower left")
+        figure.legend(handles=[_handle(i, plain(run.name)) for i, run in enumerate(runs)], loc="outside lower left")
         if title:
-            axes.set_title(_plain(title), loc="left")
+            axes.set_title(plain(title), loc="left")
         return figure
 
 
@@ -209,7 +209,7 @@ def linearised(axes: Axes, curve: Curve, i: int) -> int:
 def _legend(curve: Curve, slope: str | None = None) -> str:
     result = curve.result
     if result.A is None:
-        return f"{_plain(curve.run.name)}: {result.status}"
+        return f"{plain(curve.run.name)}: {result.status}"
     if result.status == "asymptote-open" and result.A_interval is not None:
         ceiling = f"A at least {result.A_interval[0]:.3f}"
     elif result.A_interval is not None:
@@ -218,10 +218,10 @@ def _legend(curve: Curve, slope: str | None = None) -> str:
         ceiling = f"A {result.A:.3f}"
     rest = [f"B {result.B:.2f}"] if result.B is not None else []
     rest += [rf"$C_{{mid}}$ {_full(result.C_mid)}"] if result.C_mid is not None else []
-    return f"{_plain(curve.run.name)}: " + ", ".join([ceiling, *rest, *([slope] if slope else [])])
+    return f"{plain(curve.run.name)}: " + ", ".join([ceiling, *rest, *([slope] if slope else [])])
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """A dollar sign in a user's name opens no formula."""
     return text.replace("$", r"\$")
 
@@ -241,7 +241,7 @@ def _key(fits: Sequence[Curve]) -> list[Line2D]:
 def label_compute(axes: Axes, runs: Sequence[Run]) -> None:
     names = list(dict.fromkeys(run.x_name for run in runs))
     axes.set_xscale("log")
-    axes.set_xlabel(_plain(" / ".join(_UNITS.get(name.rpartition("/")[2].lower(), name) for name in names)))
+    axes.set_xlabel(plain(" / ".join(_UNITS.get(name.rpartition("/")[2].lower(), name) for name in names)))
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
     axes.xaxis.set_minor_formatter(NullFormatter())

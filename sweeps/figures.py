@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from scipy.special import expit
 
 from scalerl.fitting.curves import Curve
-from scalerl.fitting.figures import STYLE, label_compute, linearised, look, predicted
+from scalerl.fitting.figures import STYLE, label_compute, linearised, look, plain, predicted
 from scalerl.fitting.result import FitResult
 from scalerl.fitting.runs import Floats
 from scalerl.sweeps.gather import Training
@@ -48,7 +48,7 @@ def curves(report: Report) -> Figure:
         for i, (axes, row) in enumerate(zip(panels.flat, report.rows, strict=False)):
             _behind(axes, base, report.comparison.target)
             _in_front(axes, row, look(i)[0], report.comparison.target)
-            axes.set_title(row.name, loc="left", pad=14)
+            axes.set_title(plain(row.name), loc="left", pad=14)
             axes.text(0, 1.02, _ceiling(row), transform=axes.transAxes, fontsize=7.5, color="#555555")
         for axes in panels.flat[len(report.rows) :]:
             axes.set_visible(False)
@@ -82,7 +82,7 @@ def slopes(report: Report) -> Figure:
             assert common is not None
             for curve in common.curves:
                 linearised(axes, curve, i)
-            label = f"{row.name}: B {common.B.value:.2f}, C80 {compute(common.C80.value)}"
+            label = f"{plain(row.name)}: B {common.B.value:.2f}, C80 {compute(common.C80.value)}"
             handles.append(_handle(i, label))
         label_compute(axes, [curve.run for row in report.rows for curve in row.fit.curves])
         common_a = report.comparison.common_A
@@ -181,7 +181,7 @@ def _by_step(report: Report, column: Callable[[Training], Floats]) -> tuple[Figu
             if len(step):
                 axes.plot(step, value, lw=1.2, color=look(i)[0], ls=("-", "--", ":")[i // 7 % 3])
                 handles.append(
-                    Line2D([], [], color=look(i)[0], ls=("-", "--", ":")[i // 7 % 3], lw=1.4, label=row.name)
+                    Line2D([], [], color=look(i)[0], ls=("-", "--", ":")[i // 7 % 3], lw=1.4, label=plain(row.name))
                 )
                 highest = max(highest, float(value.max()))
         axes.set_xlabel("training step")
