@@ -96,6 +96,9 @@ def _split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
         try:
             override = OverridesParser.create().parse_override(text)
         except (OverrideParseException, HydraException):
+            key, equals, value = text.partition("=")
+            if key and equals:
+                raise UserError(f"the value of '{text}' needs quotes of its own: '{key}=\"{value}\"'") from None
             raise UserError(f"'{text}' is not an override; write KEY=VALUE, for example recipe.loss=dapo") from None
         if override.is_sweep_override():
             raise UserError(f"'{text}' asks for several runs; `scalerl sweep axis KEY=V1,V2` makes them")

@@ -35,7 +35,7 @@ def _words(error: Exception) -> object:
     if not isinstance(error, OSError):
         return error
     if error.errno in _NO_ROOM:
-        return f"{error}; make room, then go on with --resume"
+        return f"{error}; make room and try again (a run or study with --resume)"
     return f"{error.filename} can't be used: {error.strerror}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
@@ -51,7 +53,7 @@ def fit(
         from scalerl.fitting.errors import InputError
         from scalerl.fitting.readers import read_runs
 
-        check_outputs(json_file, csv_file, plot)
+        check_outputs(inputs, json_file, csv_file, plot)
         settings = o.settings(r0, fit_min, fit_max, method, form, a_grid, cmid_grid, level, iid)
         if form == "entropy" and (extrapolate or plot or backtest):
             raise InputError("--form entropy has no compute axis; leave out --extrapolate, --plot and --backtest")
@@ -101,10 +103,8 @@ def fit_with_progress(runs: list[Run], settings: Settings) -> list[Curve]:
     return fit_runs(runs, settings, processes=processes, on_fitted=count)
 
 
-def check_outputs(json_file: str | None, csv_file: str | None, plot: str | None) -> None:
-    """Refuse, before any work, what could not be written after it."""
-    from pathlib import Path
-
+def check_outputs(inputs: Sequence[str], json_file: str | None, csv_file: str | None, plot: str | None) -> None:
+    """Refuse, before any work, what could not be written after it, or would be lost by it."""
     from scalerl.fitting.errors import InputError
 
     if json_file == "-" and csv_file == "-":
@@ -119,6 +119,22 @@ def check_outputs(json_file: str | None, csv_file: str | None, plot: str | None)
                 raise InputError(f"{path}: can't be written, there is no folder {Path(path).parent}")
             if Path(path).is_dir():
                 raise InputError(f"{path}: can't be written, it is a folder")
+    outputs = [Path(path).resolve() for path in (json_file, csv_file, plot) if path not in (None, "-")]
+    read = {Path(path).resolve() for text in inputs for path in (text, *text.partition("=")[2].split(",")) if path}
+    for path in outputs:
+        if path in read or outputs.count(path) > 1:
+            raise InputError(f"{path.name} would be overwritten: it is {'read' if path in read else 'written'} too")
+    if csv_file not in (None, "-") and _is_foreign(Path(csv_file)):
+        raise InputError(f"{csv_file} holds something else than fits, and --csv would overwrite it; name another file")
+
+
+def _is_foreign(table: Path) -> bool:
+    """Whether a file is there whose first line is not that of `--csv`, as where an input was meant."""
+    try:
+        with table.open("rb") as file:
+            return not file.readline().startswith((b"version,name,", b"\n")) and table.stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _report(

@@ -122,7 +122,7 @@ def _grid(option: str, text: str | None) -> Any:
         start, stop, step = float(low), float(high), float(third)
         if not (0 < start < stop and step > 0 and np.isfinite(stop)):
             raise ValueError
-        count = int(third) if third.isdigit() else round((stop - start) / step) + 1
+        count = int(third) if third.isdigit() else int((stop - start) / step + 1e-9) + 1
     except ValueError:
         raise InputError(f"{option} {text}: LO:HI:STEP or LO:HI:N with 0 < LO < HI") from None
     if not 2 <= count <= 10_000:
@@ -137,16 +137,15 @@ def targets(extrapolate: list[str] | None, curve: Curve) -> list[float]:
     found = []
     for text in extrapolate or []:
         times = text.lower().endswith("x")
+        by = curve.budget if times and curve.budget is not None else 1.0
         try:
             value = float(text[:-1] if times else text)
         except ValueError:
             value = -1.0
-        if not 0 < value < float("inf"):
+        if not 0 < value * by < float("inf"):
             raise InputError(f"--extrapolate {text}: a compute above 0, or a multiple of the budget such as 2x")
-        if not times:
-            found.append(value)
-        elif curve.budget is not None:
-            found.append(value * curve.budget)
+        if not times or curve.budget is not None:
+            found.append(value * by)
     return found
 
 

@@ -110,10 +110,14 @@ def table(rows: Sequence[Row], settings: Settings) -> None:
 
 
 def _title(rows: Sequence[Row], settings: Settings) -> str:
-    run = rows[0].curve.run
+    runs = [row.curve.run for row in rows]
+    y_names, x_names = (
+        ", ".join(dict.fromkeys(names)) for names in zip(*((r.y_name, r.x_name) for r in runs), strict=True)
+    )
     intervals = any(row.curve.result.A_interval is not None for row in rows)
     kind = f"{settings.level:.0%} intervals in brackets" if intervals else "no intervals"
-    return f"{run.y_name} against {run.x_name}; form {settings.form}, method {settings.method}, {kind}"
+    x_names = "entropy" if settings.form == "entropy" else x_names
+    return f"{y_names} against {x_names}; form {settings.form}, method {settings.method}, {kind}"
 
 
 def _cells(row: Row) -> list[str]:
@@ -173,7 +177,12 @@ def compared(curves: Sequence[Curve], settings: Settings, extrapolate: list[str]
     from scalerl.cli.fit_options import targets
     from scalerl.fitting.compare import compare
     from scalerl.fitting.curves import points
+    from scalerl.fitting.errors import InputError
 
+    units = {curve.run.x_name.rpartition("/")[2].lower(): curve for curve in curves}
+    if len(units) > 1:
+        each = ", ".join(f"{curve.run.name} by {curve.run.x_name}" for curve in units.values())
+        raise InputError(f"a comparison needs one axis of compute, and the runs have {each}; name one with --x")
     goals = [c for curve in curves for c in targets(extrapolate, curve)]
     runs = {curve.run.name: points(curve.run, settings) for curve in curves}
     arms = {curve.run.name: curve.run.arm for curve in curves if curve.run.arm is not None}
@@ -315,6 +324,6 @@ def write(path: str, text: str) -> None:
         sys.stdout.write(text)
         return
     try:
-        Path(path).write_text(text)
+        Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: can't be written ({error.strerror or error})") from None

@@ -61,7 +61,7 @@ def plot(
             raise InputError(f"--kind {kind}: one of {', '.join(KINDS)}")
         if form == "entropy":
             raise InputError("--form entropy has no compute axis to draw; use scalerl fit")
-        check_outputs(None, None, output)
+        check_outputs(inputs, None, None, output)
         settings = o.settings(r0, fit_min, fit_max, method, form, a_grid, cmid_grid, level, iid)
         runs = read_runs(
             inputs,

@@ -42,7 +42,7 @@ class Backtest:
     def __str__(self) -> str:
         if self.mae is None:
             return f"backtest: up to {self.cut:.4g} no fit ({self.fitted.status})"
-        covered = "" if self.coverage is None else f", {self.coverage:.0%} inside the interval"
+        covered = "" if self.coverage is None else f", {self.coverage:.0%} inside the interval and its noise"
         errors = f"MAE {self.mae:.4f}, bias {self.bias:+.4f}"
         return f"backtest: fitted up to {self.cut:.4g}, {self.n} points beyond: {errors}{covered}"
 

@@ -118,12 +118,17 @@ def _predict(problem: Sigmoid, theta: Floats, ssr: float, rise: float, c: Floats
     return value, np.minimum(low, value), np.maximum(high, value)
 
 
+_ALL_BUT_FULL = 0.98  # a ceiling above it is no less known for reaching 1
+
+
 def _open_message(a_interval: tuple[float, float], theta: Floats, problem: Sigmoid) -> str:
-    last, target = problem.x.max() + problem.shift, theta[M] + problem.shift + np.log(2)
-    further = max(target, last + np.log(2))
+    if a_interval[0] >= _ALL_BUT_FULL:
+        return f"A is at least {a_interval[0]:.3f}, and can't be told from 1"
+    last, middle = problem.x.max() + problem.shift, theta[M] + problem.shift
+    further = "2 x C_mid" if middle > last else "twice its compute"
     return (
         f"A is at least {a_interval[0]:.3f}, its ceiling not yet seen; train to about "
-        f"{_compute_of(further):.3g} (2 x C_mid) or more"
+        f"{_compute_of(max(middle, last) + np.log(2)):.3g} ({further}) or more"
     )
 
 

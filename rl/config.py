@@ -20,7 +20,7 @@ def _device(name: str) -> str:
 
 
 Device = Annotated[str, AfterValidator(_device)]
-Seed = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 

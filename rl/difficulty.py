@@ -14,8 +14,10 @@ from scalerl.rl.engines.generator import InlineGenerator
 from scalerl.rl.errors import UserError
 from scalerl.rl.models.tokenizer import load_tokenizer
 from scalerl.rl.process import set_up_process
+from scalerl.rl.prompt_room import PromptRoom
 from scalerl.rl.requests import Requests, build_sampling
 from scalerl.rl.run import model_folder
+from scalerl.rl.runlog import beside_of
 from scalerl.rl.scoring import Unscored, score
 from scalerl.rl.tasks import Task, build_task
 from scalerl.rl.tasks.dataset import PromptTable
@@ -55,10 +57,12 @@ def filter_prompts(
     prompts = task.train_prompts()
     if not isinstance(prompts, PromptTable):
         raise UserError(f"the task {task.name} has no file of prompts; filter the files of math, code or python tasks")
+    if config.engine.kind != "torch":
+        raise UserError(f"engine={config.engine.kind}: filter samples with the embedded engine; leave engine=torch")
     counts: Counter[str] = Counter(kept=0, hard=0, easy=0, unjudged=0)
     if out.exists():
         raise UserError(f"{out} exists already; choose another file")
-    beside = out.with_name(out.name + ".tmp")
+    beside = beside_of(out)
     try:
         with beside.open("w", encoding="utf-8") as file:
             for measured in measure(config, task, prompts[:limit], n_samples):
@@ -79,14 +83,15 @@ def filter_prompts(
 
 
 def measure(config: RunConfig, task: Task, prompts: PromptTable, n_samples: int) -> Iterator[Measured]:
-    """The pass rate of each prompt under the configuration's model and sampling."""
+    """The pass rate of each prompt under the configuration's model and sampling, but for those without room in it."""
     set_up_process(config.engine.threads)
     folder = model_folder(config, task)
     tokenizer = load_tokenizer(folder)
     requests = Requests(config, tokenizer)
     generator = InlineGenerator(config, folder, build_sampling(config, tokenizer))
-    for start in range(0, len(prompts), _PROMPTS):
-        part = {start + i: prompt for i, prompt in enumerate(prompts[start : start + _PROMPTS])}
+    fitting = PromptRoom.of_run(config, folder, requests).indices("training", prompts)
+    for start in range(0, len(fitting), _PROMPTS):
+        part = {i: prompts[i] for i in fitting[start : start + _PROMPTS]}
         asked = [requests.evaluation(i, prompt, n_samples, 0, 0) for i, prompt in part.items()]
         completed = generator.call("evaluate", asked, 0, True).groups
         groups = [Unscored(c, part[c.group]) for c in completed]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -25,6 +26,11 @@ class EvalSet:
 
     name: str
     prompts: tuple[Prompt, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of prompts and answers."""
+        return hashlib.sha256(repr([(p.id, p.text, p.answer) for p in self.prompts]).encode()).hexdigest()[:16]
 
 
 def build_eval_sets(config: RunConfig, task: Task, keep: Keep = keep_all) -> list[EvalSet]:
@@ -68,6 +74,19 @@ class Evaluator:
         self._task = task
         self._tokenizer = tokenizer
         self._requests = requests
+
+    def state_dict(self) -> dict[str, str]:
+        return {chosen.name: chosen.fingerprint for chosen in self.sets}
+
+    def check_state(self, state: Mapping[str, str]) -> None:
+        """Raises UserError where a set that is in `state` has other prompts or answers now: a curve's points are of
+        the same ones."""
+        for name, fingerprint in self.state_dict().items():
+            if state.get(name, fingerprint) != fingerprint:
+                raise UserError(
+                    f"the prompts or answers of the set '{name}' are not those of the checkpoint: the task's files "
+                    "have changed; resume with the old files, or start a new run"
+                )
 
     def requests(self, number: int, step: int) -> list[Request]:
         """The requests of set `number`, one a prompt, at `step`."""

@@ -12,7 +12,8 @@ from scalerl.rl.errors import UserError
 from scalerl.rl.models.builtin import build_model
 from scalerl.rl.models.load import find_model, load_model
 from scalerl.rl.models.tokenizer import character_tokenizer, load_tokenizer
-from scalerl.rl.runlog import read_config
+from scalerl.rl.process import keep_bars_to_terminals
+from scalerl.rl.runlog import beside_of, read_config
 
 
 def export_run(run_dir: Path, output: Path) -> int:
@@ -26,15 +27,16 @@ def export_run(run_dir: Path, output: Path) -> int:
         raise UserError(f"run {run_dir} has no checkpoint yet; go on with --resume {run_dir}")
     if output.exists():
         raise UserError(f"{output} exists already; choose another folder")
+    keep_bars_to_terminals()
     model, tokenizer = _initial(config)
     read_tensors({f"model.{name}": p.detach() for name, p in model.named_parameters()}, checkpoint.folder)
-    beside = output.with_name(output.name + ".tmp")
+    beside = beside_of(output)
     try:
-        shutil.rmtree(beside, ignore_errors=True)
         model.save_pretrained(beside)
         tokenizer.save_pretrained(beside)
         beside.rename(output)
     except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
         raise UserError(f"{output} can't be made ({error.strerror}); choose another folder") from None
     return checkpoint.state["ledger"]["step"]
 

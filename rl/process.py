@@ -16,7 +16,16 @@ _NEVER = 2**31 - 1
 def set_up_process(threads: int) -> None:
     """threads: of torch's operators on the CPU."""
     torch.set_num_threads(threads)
+    keep_bars_to_terminals()
     _keep_freed_memory()
+
+
+def keep_bars_to_terminals() -> None:
+    """transformers draws a bar for every model that it reads or writes, into log files too."""
+    if not sys.stderr.isatty():
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
 
 
 def _keep_freed_memory() -> None:

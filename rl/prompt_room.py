@@ -77,10 +77,14 @@ class PromptRoom:
         return cls(limit, config.recipe.generation_budget, requests)
 
     def keep(self, name: str, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-        """Those of a set's prompts that fit, `prompts` itself where all do; how many don't is told on stderr. Raises
-        UserError where none does."""
+        """Those of a set's prompts that fit, `prompts` itself where all do; else as `indices`."""
+        kept = self.indices(name, prompts)
+        return prompts if len(kept) == len(prompts) else _Subset(prompts, np.array(kept))
+
+    def indices(self, name: str, prompts: Sequence[Prompt]) -> Sequence[int]:
+        """The places of the prompts that fit. How many don't is told on stderr; raises UserError where none does."""
         if self._limit == NO_LIMIT:
-            return prompts
+            return range(len(prompts))
         room = self._limit.tokens - self._completion
         kept, first = [], ""
         for i, prompt in enumerate(prompts):
@@ -89,7 +93,7 @@ class PromptRoom:
             else:
                 kept.append(i)
         if not first:
-            return prompts
+            return kept
         why = (
             f"have more than {room} tokens ({self._limit.reason}={self._limit.tokens} less "
             f"recipe.generation_budget={self._completion}; the first, {first})"
@@ -97,7 +101,7 @@ class PromptRoom:
         if not kept:
             raise UserError(f"all {len(prompts):,} {name} prompts {why}; lower the budget or give shorter prompts")
         print(f"{len(prompts) - len(kept):,} of {len(prompts):,} {name} prompts left out, which {why}", file=sys.stderr)
-        return _Subset(prompts, np.array(kept))
+        return kept
 
     def _at_most(self, prompt: Prompt) -> int:
         """A bound on the prompt's tokens that is had without encoding it: a token is of a byte at least."""

@@ -352,6 +352,7 @@ class Run:
             "ledger": self.ledger.state_dict(),
             "trainer": self.trainer.state_dict(),
             "sampler": self.sampler.state_dict(),
+            "evaluation": self.evaluator.state_dict(),
             "schedule": self.schedule.state_dict(),
             "evaluated": self.evaluated,
             "ended": self._ended and str(self._ended),
@@ -366,6 +367,9 @@ class Run:
         state = checkpoint.state
         for name in ("ledger", "sampler", "schedule"):
             getattr(self, name).load_state_dict(state[name])
+        chosen, drawn = state["config"]["eval"], self.config.eval
+        if (chosen["n_prompts"], chosen["seed"]) == (drawn.n_prompts, drawn.seed):  # else a change that was asked for
+            self.evaluator.check_state(state.get("evaluation", {}))
         self.trainer.load(checkpoint.folder, state["trainer"])
         self.open, self.completed, self.evaluated = state["open"], state["completed"], state["evaluated"]
         self._ended, self._bad_steps = state["ended"] and RunEnded(state["ended"]), state["bad_steps"]

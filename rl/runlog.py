@@ -29,16 +29,21 @@ def create_run_dir(config: RunConfig, sources: Mapping[str, str]) -> Path:
     path = Path(config.run_dir)
     if path.exists():
         raise UserError(f"run folder {path} exists already; choose another run_dir, or go on with --resume {path}")
-    beside = path.with_name(path.name + ".tmp")
+    beside = beside_of(path)
     try:
-        shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         write_config(beside, config, sources)
         write_json(beside / "environment.json", environment(config))
         beside.rename(path)
     except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
         raise UserError(f"run folder {path} can't be made ({error.strerror}); choose another run_dir") from None
     return path
+
+
+def beside_of(path: Path) -> Path:
+    """Where this process makes `path` before it is renamed into place: a name that nobody else's file has."""
+    return path.with_name(f"{path.name}.{os.getpid()}.tmp")
 
 
 def write_config(path: Path, config: RunConfig, sources: Mapping[str, str]) -> None:

@@ -14,6 +14,8 @@ from scalerl.rl.prompt_room import Keep, keep_all
 from scalerl.rl.tasks import MixedTask, Task, fingerprint
 from scalerl.rl.types import Prompt
 
+_ROUNDING = 1e-9  # of a threshold times a count: 55 of 100 reach 0.55
+
 
 class PromptSampler:
     """Endless stream of prompts, each epoch a seeded permutation of the pool. A prompt is made when its turn comes.
@@ -71,7 +73,8 @@ class PromptSampler:
             self._passed[prompt] += passed
             self._total[prompt] += total
         if not self._resample_positive:
-            self._retired |= self._passed >= self._threshold * np.maximum(self._total, 1)
+            least = self._threshold * np.maximum(self._total, 1)
+            self._retired |= self._passed >= least - _ROUNDING
         self._epoch += 1
         pool = np.flatnonzero(~self._retired)
         if pool.size == 0:

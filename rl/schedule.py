@@ -74,9 +74,9 @@ class PPO(Schedule):
     """PPO-k: k batches are generated with fixed weights, then trained by k steps, then the weights move: lag <= k-1."""
 
     def may_dispatch(self) -> int:
-        if self.dispatched > self.trained:
-            return 0
-        return min(self.k * self.prompts_per_batch, self.end - self.dispatched)
+        """Asked between rounds. What is out already is a round, or the part of one at which the prompts had run out."""
+        room = self.k * self.prompts_per_batch - (self.dispatched - self.trained)
+        return min(room, self.end - self.dispatched)
 
     def batches_per_round(self) -> int:
         return min(self.k, (self.end - self.trained) // self.prompts_per_batch)

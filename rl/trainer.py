@@ -252,7 +252,7 @@ class Trainer:
             tokens.advantage,
             tokens.mask,
             self._recipe,
-            torch.Generator().manual_seed(self._config.seed * 1_000_003 + step),
+            torch.Generator().manual_seed((self._config.seed * 1_000_003 + step) % 2**63),
         )
         lengths = [len(row.completion.tokens) for row in rows]
         flags = {row.order: part for row, part in zip(rows, chosen.split(lengths), strict=True)}

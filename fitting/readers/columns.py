@@ -11,16 +11,31 @@ from scalerl.fitting.readers.table import Kind, Table
 
 _HARDWARE = r"(?:device|accelerator|gpu|tpu|chip|card|node|core|cpu|[abhvl]\d{2,3})"
 _COMPUTE = re.compile(
-    rf"(?:(?:total|train|training|cumulative|cum)_)*(?:{_HARDWARE}_?(?:hours|hour|hrs|h|days)|compute(?:_(?:hours|h|days|units?))?|pfs?_?days)|.*flops"
+    rf"(?:(?:total|train|training|cumulative|cum)_)*(?:{_HARDWARE}_?(?:hours|hour|hrs|h|days)|compute(?:_(?:hours|h|days|units?))?|pfs?_?days)|.*flo(?:p)?s"
 )
+_RATE = re.compile(r"(?!total|cum).*(?:[kmgtp]flops|flops?_?per.*|flops_(?:s|rate))")  # throughput, no running total
 _NOT_TRAINING = re.compile(r"(?:eval|wasted|checkpoint|idle)_.*")  # ledger columns beside the training axis
 _PASS_RATE = re.compile(r"pass_rate|acc(?!um|el|ept|ess|ount)|mean@")
-_NOT_A_MEAN = re.compile(r"std|err(?:or)?(?:$|[^a-z])|stderr|variance|best@|worst@|maj@|count|n_prompts")
+_NOT_A_MEAN = re.compile(
+    r"(?<![a-z])std|err(?:or)?(?:$|[^a-z])|variance|best@|worst@|maj@|(?<![a-z])count(?![a-z])|n_prompts"
+)
 _STEPS = (
     *("step", "steps", "global_step", "global_steps", "train_step", "training_step", "train_steps"),
     *("iteration", "iter", "update", "_step"),
 )
-_RUNS = ("run", "run_name", "run_id", "experiment", "experiment_name", "exp", "exp_name", "arm", "name")
+_RUNS = (
+    "run",
+    "run_name",
+    "run_id",
+    "experiment",
+    "experiment_name",
+    "exp",
+    "exp_name",
+    "arm",
+    "name",
+    "recipe",
+    "method",
+)
 _SETS = ("set", "split")
 
 
@@ -34,7 +49,7 @@ def _last(name: str) -> str:
 
 def is_compute(name: str) -> bool:
     last = _last(name)
-    return bool(_COMPUTE.fullmatch(last)) and not _NOT_TRAINING.fullmatch(last)
+    return bool(_COMPUTE.fullmatch(last)) and not _NOT_TRAINING.fullmatch(last) and not _RATE.fullmatch(last)
 
 
 def is_pass_rate(name: str) -> bool:

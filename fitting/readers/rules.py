@@ -14,6 +14,9 @@ from scalerl.fitting.errors import InputError
 from scalerl.fitting.readers.cutting import Part, Role
 from scalerl.fitting.runs import MAX_LISTED, Dropped, Floats, Run
 
+_MANY = 8  # rows from which a column that falls all the time is told from one that restarts
+_ROUNDING = 1e-9  # of a mean of ones
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -86,6 +89,7 @@ class _Assembly:
         rows = replace(rows, y=self._fractions(rows))
         if self.has_step:
             rows = self._in_step_order(rows)
+        rows = self._one_base(rows)
         rows = replace(rows, x=self._rising_compute(rows))
         return Run(
             name=self.name,
@@ -152,7 +156,7 @@ class _Assembly:
 
     def _fractions(self, rows: _Rows) -> Floats:
         """Pass rates in [0, 1]; raises InputError on any other reading of them that the user didn't name."""
-        y, percent = rows.y, self.rules.scale == "percent"
+        y, percent = np.where((rows.y > 1) & (rows.y <= 1 + _ROUNDING), 1.0, rows.y), self.rules.scale == "percent"
         for part in self.parts:
             row = part.table.column(part.chosen.y).percent_row
             if row is not None and not percent:
@@ -216,6 +220,25 @@ class _Assembly:
         )
         return rows_sorted.take(kept)
 
+    def _one_base(self, rows: _Rows) -> _Rows:
+        """Of the rows at compute 0 that a run begins with, the one that is the base evaluation: by step the first,
+        since later ones are trained (as where hours are rounded), and in a table without steps the last written."""
+        zeros = int(np.argmax(rows.x != 0)) if (rows.x != 0).any() else len(rows)
+        if zeros < 2:
+            return rows
+        base = 0 if self.has_step else zeros - 1
+        others = [i for i in range(zeros) if i != base]
+        reason = f"{self.x_name} is 0 as in {self.where(rows, base)}, which is the base evaluation"
+        for i in others[: MAX_LISTED - len(self.dropped)]:
+            part, row = self.parts[int(rows.part[i])], int(rows.row[i])
+            self.dropped.append(Dropped(part.table.path, part.table.lines[row], reason))
+        self.n_dropped += len(others)
+        self.messages.append(
+            f"{_count(len(others), 'row')} dropped, the first {self.where(rows, others[0])}: {reason}; "
+            "compute in finer units would keep them"
+        )
+        return rows.take(np.delete(np.arange(len(rows)), others))
+
     def _rising_compute(self, rows: _Rows) -> Floats:
         x = rows.x
         if (x < 0).any():
@@ -227,6 +250,11 @@ class _Assembly:
         i = int(falls[0])
         at, before = (f" at step {rows.step[i]:g}", f" at step {rows.step[i - 1]:g}") if self.has_step else ("", "")
         fall = f"{self.where(rows, i)}: {self.x_name} {x[i]!s}{at} is below {x[i - 1]!s}{before}"
+        if len(x) >= _MANY and len(falls) * 3 > len(x):
+            raise InputError(
+                f"{fall}, and falls {len(falls)} times in {len(x)} rows: it looks like a rate and no running total; "
+                "name another column with --x"
+            )
         if self.rules.on_compute_reset == "error":
             more = f" (the first of {len(falls)} such falls)" if len(falls) > 1 else ""
             raise InputError(
@@ -263,8 +291,8 @@ def _all_or_none(name: str, parts: Sequence[Part]) -> bool:
 
 
 def _filled(step: Floats, cells: Floats, missing: NDArray[np.bool_]) -> Floats:
-    """`cells` with the missing ones taken from rows of the same step: its k-th value for its k-th missing one,
-    the last where there are fewer (a resumed run logs a step again)."""
+    """`cells` with the missing ones taken from rows of the same step: its last value for its last missing one, and so
+    on backwards, the first where there are fewer. A resumed run logs a step again, with an evaluation or without."""
     given = np.isfinite(cells) & np.isfinite(step)
     missing = missing & np.isfinite(step)
     if not missing.any() or not given.any():
@@ -273,11 +301,10 @@ def _filled(step: Floats, cells: Floats, missing: NDArray[np.bool_]) -> Floats:
     values: defaultdict[float, list[float]] = defaultdict(list)
     for s, value in zip(step[given].tolist(), cells[given].tolist(), strict=True):
         values[s].append(value)
-    filled, seen = cells.copy(), defaultdict(int)
-    for i, s in zip(np.flatnonzero(missing).tolist(), step[missing].tolist(), strict=True):
+    filled = cells.copy()
+    for i, s in zip(np.flatnonzero(missing)[::-1].tolist(), step[missing][::-1].tolist(), strict=True):
         if s in values:
-            filled[i] = values[s][min(seen[s], len(values[s]) - 1)]
-            seen[s] += 1
+            filled[i] = values[s].pop() if len(values[s]) > 1 else values[s][0]
     return filled
 
 

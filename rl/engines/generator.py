@@ -63,10 +63,13 @@ class GeneratorCore:
     def execute(self, command: str, *args: Any) -> Outcome:
         start = time.perf_counter()
         groups, state = [], None
-        if command in ("save", "load", "prefill_logprobs"):
-            state = getattr(self, command)(*args)
-        else:
-            groups = getattr(self, command)(*args) or []
+        try:
+            if command in ("save", "load", "prefill_logprobs"):
+                state = getattr(self, command)(*args)
+            else:
+                groups = getattr(self, command)(*args) or []
+        except FloatingPointError as error:
+            raise RunEnded(f"{error}; lower trainer.lr or trainer.clip_norm") from None
         return Outcome(groups, replace(self._engine.work), self._eval_work, time.perf_counter() - start, state)
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -85,6 +88,8 @@ class GeneratorCore:
         """Let ticks pass until `groups` are complete. Abandoned, it may be asked again and goes on from there."""
         missing, done = set(groups), []
         while missing and not self._abandoned.value:
+            if self._engine.idle:
+                raise RuntimeError(f"groups {sorted(missing)} are waited for and were never submitted")
             completed = self._engine.tick()
             done += completed
             missing -= {c.group for c in completed}
@@ -238,7 +243,7 @@ def _serve(
             connection.send(("ok", handle(command, args)))
     except (EOFError, BrokenPipeError):
         return  # the parent has gone
-    except UserError as error:
+    except (UserError, RunEnded) as error:
         connection.send(("error", error))
     except Exception as error:
         import traceback

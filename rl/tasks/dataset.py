@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
+import pyarrow as pa
 
 from scalerl.rl.config import Asking, Data
 from scalerl.rl.errors import UserError
@@ -55,8 +56,10 @@ class PromptTable(Sequence[Prompt]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the prompts in their order."""
-        return hashlib.sha256(self._file.keys[self._rows].tobytes()).hexdigest()[:16]
+        """Of the prompts and answers in their order."""
+        found = hashlib.sha256(self._file.keys[self._rows].tobytes())
+        found.update("\0".join(self._file.answers.take(pa.array(self._rows)).to_pylist()).encode())
+        return found.hexdigest()[:16]
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,8 @@ def test_a_hugging_face_model_needs_its_path():
         ("task=addtion", r"no task 'addtion'; did you mean 'addition'\?"),
         ("steps=many", r"steps=many: "),
         ("steps=0", r"steps=0: "),
+        ("recipe.interrupt.phrase=</think>", r"needs quotes of its own: 'recipe\.interrupt\.phrase=\"</think>\"'"),
+        ("seed=99999999999999999999999999", r"seed=9+: "),
         ("steps", r"'steps' is not an override; write KEY=VALUE"),
         ("seed=1,2", r"asks for several runs"),
         ("+recipe.new=1", r"no key 'recipe\.new'(?!; did you mean 'recipe\.new')"),

@@ -228,6 +228,49 @@ def test_a_run_too_short_for_a_backtest_leaves_the_others_theirs(good, tmp_path)
     assert [record["backtest"] is None for record in strict_json(result.stdout)["runs"]] == [False, True]
 
 
+def test_what_is_read_is_never_overwritten(good, tmp_path):
+    other = table(tmp_path / "other.csv", [1, 2], [0.4, 0.5])
+    before = good.read_bytes(), other.read_bytes()
+    for arguments, words in (
+        ((good, "--csv", good), "good.csv would be overwritten: it is read too"),
+        ((f"arm={other},{good}", "--json", good), "good.csv would be overwritten"),
+        (("--csv", other, good), "holds something else than fits"),
+        ((good, "--json", tmp_path / "o", "--csv", tmp_path / "o"), "it is written too"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2 and words in result.stderr and result.stderr.count("\n") == 1
+    assert before == (good.read_bytes(), other.read_bytes()) and not (tmp_path / "o").exists()
+    for _ in range(2):  # its own result may be written again
+        assert run(good, "--csv", tmp_path / "fits.csv").exit_code == 0
+
+
+def test_runs_of_different_axes_are_not_compared(good, tmp_path):
+    flops = table(tmp_path / "flops.csv", np.linspace(0, 6e23, 41), curve(np.linspace(0, 6000, 41)), "flops,pass_rate")
+    result = run(good, flops, "--compare")
+    assert result.exit_code == 2 and "good by gpu_hours, flops by flops; name one with --x" in result.stderr
+    assert "pass_rate against gpu_hours, flops;" in run(good, flops).stdout
+    same = table(tmp_path / "same.csv", np.linspace(0, 6000, 41), curve(np.linspace(0, 6000, 41)), "perf/gpu_hours,acc")
+    assert run(good, same, "--compare").exit_code == 0
+
+
+def test_a_ceiling_next_to_1_is_told_so(tmp_path):
+    compute = np.linspace(0, 6000, 41)
+    rate = np.minimum(curve(compute, a=0.9999, b=2.5, c_mid=700, r0=0.2, sd=0.0003), 1)
+    result = run(table(tmp_path / "one.csv", compute, rate))
+    assert "and can't be told from 1" in result.stdout and "train to" not in result.stdout
+
+
+@pytest.mark.parametrize("extrapolate", ["1e308x", "inf", "-1", "x"])
+def test_a_target_without_bound_is_refused(good, extrapolate):
+    result = run(good, "--extrapolate", extrapolate)
+    assert result.exit_code == 2 and "a compute above 0" in result.stderr
+
+
+def test_a_grid_stays_below_its_end(good):
+    result = run(good, "--method", "grid", "--a-grid", "0.55:1:0.3")
+    assert "1.150" not in result.stdout and result.exit_code == 0
+
+
 def test_settings_that_a_run_can_not_meet_are_told_with_its_name(good, tmp_path):
     compute = np.linspace(500, 6000, 20)
     without = table(tmp_path / "without.csv", compute, curve(compute))

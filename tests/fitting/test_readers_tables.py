@@ -189,6 +189,47 @@ def test_percent(write):
         read_runs(write("fraction.csv", "gpu_hours,acc\n1,0.4\n"), scale="percent")
 
 
+def test_of_rows_at_compute_0_the_first_step_is_the_base(write):
+    path = write("run.csv", "step,gpu_hours,acc\n0,0,0.2\n5,0,0.3\n10,0,0.35\n15,1,0.4\n")
+    found = one(path)
+    assert found.compute.tolist() == [0, 1] and found.pass_rate.tolist() == [0.2, 0.4] and found.n_dropped == 2
+    assert [d.line for d in found.dropped] == [3, 4]
+    assert any("2 rows dropped, the first" in m and "line 2, which is the base evaluation" in m for m in found.messages)
+    stepless = one(write("bare.csv", "gpu_hours,acc\n0,0.2\n0,0.21\n1,0.4\n"))
+    assert stepless.pass_rate.tolist() == [0.21, 0.4] and "1 row dropped" in stepless.messages[-1]
+
+
+def test_a_rate_is_no_compute(write):
+    rows = [{"step": 10 * i, "perf/actor_train_tflops": 312 + (-1) ** i, "acc": 0.4 + i / 100} for i in range(8)]
+    path = write("slime.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match="no compute column"):
+        read_runs(path)
+    with pytest.raises(InputError, match=r"falls 4 times in 8 rows: it looks like a rate .* --x"):
+        read_runs(path, x="perf/actor_train_tflops")
+    for name in ("total_flos", "total_tflops", "train/total_flops", "flops"):
+        path = write("run.csv", f"{name},acc\n1,0.4\n2,0.45\n")
+        assert one(path).x_name == name
+
+
+def test_an_evaluation_after_a_resume_gets_the_compute_of_its_own_try(write):
+    rows = [
+        *({"step": s, "gpu_hours": 20.0 * s} for s in (90, 100)),
+        *({"step": s, "gpu_hours": 22.0 * s} for s in (91, 100)),
+        {"step": 100, "eval/pass_rate": 0.484},
+    ]
+    path = write("run.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert one(path).compute.tolist() == [2200.0]
+
+
+def test_countdown_is_a_task_and_counts_are_none(write):
+    names = "val-core/countdown/acc/mean@4,val-core/countdown/acc/count,acc_std"
+    assert one(write("run.csv", f"gpu_hours,{names}\n1,0.4,9,9\n2,0.45,9,9\n")).y_name == names.partition(",")[0]
+
+
+def test_a_mean_of_ones_is_one(write):
+    assert one(write("run.csv", "gpu_hours,acc\n1,0.5\n2,1.0000000000000002\n")).pass_rate.tolist() == [0.5, 1.0]
+
+
 def test_percent_signs(write):
     path = write("run.csv", "gpu_hours,acc\n1,40.5%\n2,45 %\n")
     with pytest.raises(InputError, match=r"line 2: acc is written with a percent sign; give --scale percent"):

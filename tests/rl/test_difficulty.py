@@ -41,6 +41,15 @@ def test_prompts_that_pass_sometimes_are_kept(tmp_path, llama_folder):
     assert file.prompts.to_pylist() == [row["prompt"] for row in rows]
 
 
+def test_prompts_without_room_are_left_out_and_the_others_measured(tmp_path, llama_folder, capsys):
+    with_long = config(tmp_path, llama_folder)
+    (tmp_path / "task.py").write_text(MODULE.replace('f"{i}="', 'f"{i}=" + "1" * 90 * (i % 6 == 0)'))
+    found = filter_prompts(with_long, tmp_path / "a.jsonl", low=0, high=1, n_samples=2, limit=None)
+    texts = [json.loads(line)["prompt"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert 16 <= found.kept == len(texts) < 20 and max(map(len, texts)) < 10
+    assert f"{20 - found.kept} of 20 training prompts left out" in capsys.readouterr().err
+
+
 def test_a_limit_measures_the_first_prompts_and_bad_input_is_one_line(tmp_path, llama_folder):
     one = config(tmp_path, llama_folder)
     found = filter_prompts(one, tmp_path / "a.jsonl", low=0, high=1, n_samples=2, limit=5)
@@ -54,5 +63,8 @@ def test_a_limit_measures_the_first_prompts_and_bad_input_is_one_line(tmp_path, 
     assert not list(tmp_path.glob("b.jsonl*")), "the corrected command must find its file free"
     with pytest.raises(UserError, match="must be pass rates"):
         filter_prompts(one, tmp_path / "b.jsonl", low=0.9, high=0.1, n_samples=2, limit=5)
+    servers = one.model_copy(update={"engine": compose(["engine=sglang"]).config.engine})
+    with pytest.raises(UserError, match="filter samples with the embedded engine; leave engine=torch"):
+        filter_prompts(servers, tmp_path / "b.jsonl", low=0, high=1, n_samples=2, limit=5)
     with pytest.raises(UserError, match="the task addition has no file of prompts"):
         filter_prompts(compose([]).config, tmp_path / "b.jsonl", low=0, high=1, n_samples=2, limit=5)

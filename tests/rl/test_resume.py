@@ -111,6 +111,34 @@ def test_more_steps_need_no_permission_and_fewer_do(run):
     assert [row["step"] for row in rows(run, "metrics.jsonl")] == list(range(1, 13))
 
 
+@pytest.mark.parametrize("key", ["problem", "answer"])
+@pytest.mark.parametrize("name", ["train", "held_out"])
+def test_other_prompts_or_answers_are_refused(tmp_path, llama_folder, name, key):
+    for part in ("train", "held_out"):
+        rows = [{"problem": f"{part == 'train':d}{i}+", "answer": str(i)} for i in range(12)]
+        (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    overrides = [
+        *("model=hf", f"model.path={llama_folder}", "task=math", "task.asking.template='{prompt}'"),
+        *(f"task.data.{part}={tmp_path / part}.jsonl" for part in ("train", "held_out")),
+        *("task.asking.chat=false", "recipe.length_control=none", "recipe.generation_budget=8", "recipe.k=1"),
+        *("recipe.prompts_per_batch=2", "recipe.group_size=2", "engine.process=inline", "steps=1"),
+        *("eval.n_prompts=4", "eval.n_samples=1"),
+    ]
+    path = start_run(compose(overrides, run_dir=str(tmp_path / "run")).config, {})
+    file = tmp_path / f"{name}.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(row | {key: row[key] + "9"}) + "\n" for row in rows))
+    with pytest.raises(UserError, match=r"not those of the checkpoint: the task's files have changed"):
+        resume_run(path, wanted(path, "steps=2"))
+
+
+def test_a_diverged_policy_ends_the_run_in_one_line(cache, tmp_path):
+    wild = [*SMALL, f"model.cache_dir={cache}", "trainer.lr=1e10", "trainer.warmup_steps=0", "steps=9"]
+    for process in ("inline", "beside"):
+        with pytest.raises(RunEnded, match=r"^[^\n]* not finite[^\n]*; lower trainer\.lr"):
+            start_run(compose([*wild, f"engine.process={process}"], run_dir=str(tmp_path / process)).config, {})
+
+
 def test_groups_and_unknown_keys_are_refused(run):
     with pytest.raises(UserError, match="replaces a whole group"):
         wanted(run, "recipe=base")
@@ -158,6 +186,7 @@ def test_losses_add_up_over_resumes_and_a_kill_before_the_cut_counts_once(tmp_pa
 def test_an_exported_policy_has_the_trainers_weights(run, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    (tmp_path / "policy.tmp").mkdir()  # somebody's
     resume_run(run)
     assert export_run(run, tmp_path / "policy") == 9
     config = read_config(run)

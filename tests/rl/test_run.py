@@ -204,3 +204,13 @@ def test_bad_input_leaves_no_folder(cache, tmp_path):
     with pytest.raises(UserError, match=r"eval\.n_prompts=99999 but the set 'held_out' has"):
         train(cache, tmp_path / "run", "eval.n_prompts=99999")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_ppo_run_without_prompts_ends_again_when_it_is_lengthened(cache, tmp_path):
+    few = ("recipe.off_policy=ppo", "task.n_train=18", "recipe.positive_threshold=0.01", "eval.every=40", "steps=40")
+    with pytest.raises(RunEnded, match="all 18 training prompts"):
+        train(cache, tmp_path / "run", *few)
+    trained = rows(tmp_path / "run", "metrics.jsonl")
+    with pytest.raises(RunEnded, match="all 18 training prompts"):
+        resume_run(tmp_path / "run", config_for(cache, tmp_path / "run", *few, "steps=60"))
+    assert rows(tmp_path / "run", "metrics.jsonl") == trained and len(trained) % 3  # in the middle of a round

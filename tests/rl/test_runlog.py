@@ -23,6 +23,13 @@ def test_a_run_folder_holds_configuration_and_environment(tmp_path):
     assert json.loads((path / "environment.json").read_text())["versions"]["torch"]
 
 
+def test_what_has_a_like_name_is_left_alone(tmp_path):
+    (tmp_path / "run.tmp").mkdir()
+    (tmp_path / "run.tmp" / "thesis").touch()
+    create_run_dir(a_config(tmp_path / "run"), {})
+    assert (tmp_path / "run.tmp" / "thesis").exists() and len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_folder_that_exists_is_refused_and_left_alone(tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(UserError, match=r"exists already.*--resume"):

@@ -36,6 +36,15 @@ def test_a_prompt_at_the_threshold_is_left_out_from_the_next_epoch_on_for_good()
     assert sampler.n_retired == 1
 
 
+def test_a_rate_that_is_the_threshold_reaches_it():
+    prompts = [Prompt(id=f"p{i}", text="", answer="", task="t") for i in range(3)]
+    sampler = PromptSampler(prompts, seed=3, resample_positive=False, threshold=0.55, lag=0)
+    assert 0.55 * 100 > 55
+    for group, prompt in enumerate(epoch_of(sampler, 3)):
+        sampler.record(group, 55 if prompt == "p0" else 54, 100)
+    assert sorted(epoch_of(sampler, 2)) == ["p1", "p2"]
+
+
 def test_the_rate_is_that_of_all_completions_so_far():
     sampler = make(1)
     sampler.next()

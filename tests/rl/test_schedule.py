@@ -117,6 +117,17 @@ def test_the_sequence_of_batches_does_not_depend_on_speed(kind, k):
     assert max(epoch for batch in sequences[0] for epoch, _ in batch) >= 2, "several epochs, so that prompts retire"
 
 
+def test_ppo_goes_on_from_a_round_that_was_never_whole():
+    """The prompts ran out in the middle of it; a resume with more steps must find that out again."""
+    schedule = PPO(k=3, prompts_per_batch=4, end=400)
+    schedule.dispatch(12)
+    assert schedule.may_dispatch() == 0
+    for _ in range(3):
+        schedule.finish_batch()
+    schedule.dispatch(2)
+    assert schedule.may_dispatch() == 10
+
+
 def test_the_last_ppo_round_may_be_short():
     schedule = PPO(k=8, prompts_per_batch=2, end=2 * 10)
     sizes = []
