@@ -284,19 +284,21 @@ def _ceilings(runs: Sequence[Compared], noise: float | None) -> list[str]:
     """What is known of A, and where it ties, of B."""
     lines = []
     tied = [(r.name, r.common.B, r.common.C80) for r in runs if r.common is not None and r.common.B is not None]
-    seen = [r for r in runs if r.result.A is not None and not _is_open(r.result)]
+    fitted = [r for r in runs if r.result.A is not None]
+    seen, still_open = ([r for r in fitted if _is_open(r.result) == is_open] for is_open in (False, True))
     if len(tied) > 1 and noise is not None:
         tied.sort(key=lambda run: -run[1])
         each = ", ".join(f"{name} B {b:.2f}, C80 {c80:.4g}" for name, b, c80 in tied)
         beyond = "beyond" if tied[0][1] - tied[-1][1] > noise else "within"
         lines.append(f"tied on A: {each}; the B differ {beyond} their noise ({noise:.2f})")
-    elif seen:
+    highest = max((r.result.A_interval[1] for r in seen if r.result.A_interval is not None), default=1.0)
+    above = [r for r in still_open if r.result.A_interval is not None and r.result.A_interval[0] > highest]
+    if above:
+        lines.append("highest ceiling: " + ", ".join(f"{r.name}, A {_ceiling(r.result)}" for r in above))
+    elif seen and not lines:
         best = max(seen, key=lambda r: r.result.A or 0.0)
         lines.append(f"highest ceiling: {best.name}, A {_ceiling(best.result)}")
-    lines += [
-        f"{r.name}'s is open, A {_ceiling(r.result)}" for r in runs if r.result.A is not None and _is_open(r.result)
-    ]
-    return lines
+    return lines + [f"{r.name}'s is open, A {_ceiling(r.result)}" for r in still_open if r not in above]
 
 
 def _withheld(runs: Sequence[Compared]) -> list[str]:

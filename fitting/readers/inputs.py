@@ -67,11 +67,27 @@ def read_runs(
                 gathered.setdefault(key, (name, []))[1].append(part)
     if not gathered:
         raise InputError("no runs: name at least one file or folder")
+    for key, (name, parts) in gathered.items():
+        if key[0] == "named":
+            _refuse_several_seeds(name, parts)
     named = _with_unique_names(_without_lone_seeds(list(gathered.values())))
     runs = [assemble(name, parts, rules) for name, parts in named]
     if not any(len(r) for r in runs):
         raise InputError(_nothing_usable(runs[0]))
     return runs
+
+
+def _refuse_several_seeds(name: str, parts: Sequence[Part]) -> None:
+    """Under NAME=, each file may hold one seed without telling runs apart by it; together they make one run."""
+    seeds = {}
+    for part in parts:
+        if part.chosen.seed is not None:
+            seeds |= dict.fromkeys(part.table.text(part.chosen.seed).names, part.table.path)
+    if len(seeds) > 1:
+        each = ", ".join(f"{path} of seed {seed}" for seed, path in seeds.items())
+        raise InputError(
+            f"{name}= joins the parts of one run, and these are several: {each}; give the files without it"
+        )
 
 
 def _inputs(text: str, wanted: Wanted) -> Iterator[Input]:

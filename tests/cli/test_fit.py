@@ -256,7 +256,10 @@ def test_runs_of_different_axes_are_not_compared(good, tmp_path):
 def test_a_ceiling_next_to_1_is_told_so(tmp_path):
     compute = np.linspace(0, 6000, 41)
     rate = np.minimum(curve(compute, a=0.9999, b=2.5, c_mid=700, r0=0.2, sd=0.0003), 1)
+    ninety = table(tmp_path / "ninety.csv", compute, curve(compute, a=0.9, b=2.5, c_mid=700, r0=0.2, sd=0.0003))
     result = run(table(tmp_path / "one.csv", compute, rate))
+    both = run(tmp_path / "one.csv", ninety, "--compare").stdout
+    assert "highest ceiling: one, A at least" in both and "one's is open" not in both
     assert "and can't be told from 1" in result.stdout and "train to" not in result.stdout
 
 

@@ -230,6 +230,15 @@ def test_a_mean_of_ones_is_one(write):
     assert one(write("run.csv", "gpu_hours,acc\n1,0.5\n2,1.0000000000000002\n")).pass_rate.tolist() == [0.5, 1.0]
 
 
+def test_files_of_several_seeds_are_not_the_parts_of_one_run(write):
+    files = [write(f"s{seed}.csv", f"step,gpu_hours,acc,seed\n0,1,0.4,{seed}\n1,2,0.5,{seed}\n") for seed in (0, 1)]
+    with pytest.raises(InputError, match=r"arm= joins the parts of one run, .* s?.*of seed 0, .* of seed 1"):
+        read_runs("arm=" + ",".join(map(str, files)))
+    more = write("more.csv", "step,gpu_hours,acc,seed\n2,3,0.55,0\n")
+    (found,) = read_runs(f"arm={files[0]},{more}")
+    assert len(found) == 3
+
+
 def test_percent_signs(write):
     path = write("run.csv", "gpu_hours,acc\n1,40.5%\n2,45 %\n")
     with pytest.raises(InputError, match=r"line 2: acc is written with a percent sign; give --scale percent"):
