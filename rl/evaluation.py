@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -27,7 +28,7 @@ class EvalSet:
     name: str
     prompts: tuple[Prompt, ...]
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Of prompts and answers."""
         return hashlib.sha256(repr([(p.id, p.text, p.answer) for p in self.prompts]).encode()).hexdigest()[:16]
