@@ -53,6 +53,12 @@ class World:
         dist.broadcast_object_list(held, src=0, group=self.control)
         return held[0]
 
+    def leave(self) -> None:
+        """The last call of a process. Ends the groups' threads: one that still holds a tensor when the interpreter ends
+        aborts the process ("terminate called without an active exception"), and torchrun calls the run failed."""
+        if self.size > 1:
+            dist.destroy_process_group()
+
 
 def launched() -> tuple[int, int]:
     """(rank, size) of the world that torchrun has put this process in."""

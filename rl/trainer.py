@@ -187,10 +187,11 @@ class Trainer:
         return self._saving.submit(write_tensors, copies, folder, self.world.writing)
 
     def close(self) -> None:
-        """Let the other ranks go."""
+        """Let the other ranks go, and leave their world."""
         if self.world.rank == 0:
             self.world.broadcast((None, (), {}))
         self._saving.shutdown()
+        self.world.leave()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the trainer beside its tensors."""
