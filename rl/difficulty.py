@@ -88,8 +88,8 @@ def measure(config: RunConfig, task: Task, prompts: PromptTable, n_samples: int)
     folder = model_folder(config, task)
     tokenizer = load_tokenizer(folder)
     requests = Requests(config, tokenizer)
-    generator = InlineGenerator(config, folder, build_sampling(config, tokenizer))
     fitting = PromptRoom.of_run(config, folder, requests).indices("training", prompts)
+    generator = InlineGenerator(config, folder, build_sampling(config, tokenizer))
     for start in range(0, len(fitting), _PROMPTS):
         part = {i: prompts[i] for i in fitting[start : start + _PROMPTS]}
         asked = [requests.evaluation(i, prompt, n_samples, 0, 0) for i, prompt in part.items()]
